@@ -21,7 +21,7 @@ import tomli_w
 from msgspec import Meta
 
 from mpitrain import config_hints, origins, plugins
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ConfigError, counted, nearest
 from mpitrain.inputs import as_argument, is_one_line, read_text, shown
 from mpitrain.origins import KeyOrigin, Origins
 
@@ -1098,7 +1098,8 @@ def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
     return (
         f"{to_toml(asked.config)}\n# Where the keys above come from; others have their defaults.\n# A key "
         "that is changed above counts as given by this file.\n"
-        f"{record}\n# Derived from the keys above on {num_ranks} ranks. A run that reads this file "
+        f"{record}\n# Derived from the keys above on {counted(num_ranks, 'ranks')}. A run that reads "
+        "this file "
         f"derives them again.\n{derived}"
     )
 

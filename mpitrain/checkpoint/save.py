@@ -28,7 +28,7 @@ from mpitrain.checkpoint.hdf5_bytes import STEP, ForeignError
 from mpitrain.checkpoint.index import write_index
 from mpitrain.checkpoint.meta import NOBODY, StepInfo
 from mpitrain.checkpoint.shards import OWN, ArrayPart, Shards, file_name, gather, write_parts
-from mpitrain.errors import CheckpointError
+from mpitrain.errors import CheckpointError, counted
 from mpitrain.inputs import make_folder, shown, sync_folder
 
 Each = Callable[[str], object]
@@ -128,7 +128,8 @@ def commit(
         sizes = {path.name: path.stat().st_size for path in sorted(tmp.glob("shard-*.h5"))}
         if not sizes or (num_shards or len(sizes)) != len(sizes):
             raise CheckpointError(
-                f"{tmp}: found {len(sizes)} shards, {num_shards or 'at least 1'} needed; save the step again"
+                f"{tmp}: found {counted(len(sizes), 'shards')}, {num_shards or 'at least 1'} needed; "
+                "save the step again"
             )
         each(f"reading what the {len(sizes)} shards of {tmp} hold")
         arrays = gather(tmp, list(sizes))

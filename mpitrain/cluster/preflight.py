@@ -29,7 +29,7 @@ from mpitrain.comm.base import library
 from mpitrain.comm.base.world import World
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
-from mpitrain.errors import CheckpointError
+from mpitrain.errors import CheckpointError, counted
 from mpitrain.plan.declared.optimizers import GROUPS, num_moments
 from mpitrain.plan.plan import Plan
 
@@ -116,7 +116,7 @@ def _ranks(world: World) -> Finding:
     launcher = library.launcher()  # a world of another size was refused
     return Finding(
         "ranks",
-        f"{world.size} on {world.num_nodes} nodes, "
+        f"{world.size} on {counted(world.num_nodes, 'nodes')}, "
         + (f"as {launcher} started" if launcher else "without a launcher"),
     )
 

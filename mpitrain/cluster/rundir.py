@@ -36,7 +36,7 @@ from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.lock import Lock, read_owner
 from mpitrain.config import Config, LoadedConfig, plugins_of, resolved_with_origins, to_toml_with_derived
 from mpitrain.config_hints import recognised
-from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.errors import CheckpointError, ConfigError, counted
 from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, replacing, shown
 from mpitrain.origins import FILE, Origins
 from mpitrain.plan.settings.identity import identity
@@ -321,7 +321,8 @@ class RunDir:
         if not self._unwritten:
             return ""
         return (
-            f"{shown(self.metrics)} lacks the last {self._unwritten.count(10)} lines, which could not be "
+            f"{shown(self.metrics)} lacks the last {counted(self._unwritten.count(10), 'lines')}, which "
+            "could not be "
             "written"
         )
 

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from mpitrain.errors import counted
 from mpitrain.inputs import shown
 
 ENDS_DTYPE = np.dtype("<i8")
@@ -112,7 +113,8 @@ class ReadCounts(msgspec.Struct, frozen=True):
 
     def describe(self, count: int) -> str:
         """Return what was read, in one line. count: of tokens."""
-        read = f"{self.files:,} files, {self.documents:,} documents, {self.size:,} bytes, {count:,} tokens"
+        files, documents = counted(self.files, "files", ","), counted(self.documents, "documents", ",")
+        read = f"{files}, {documents}, {self.size:,} bytes, {counted(count, 'tokens', ',')}"
         unknown = (
             f"; {self.unknown:,} tokens ({self.unknown / count:.1%}) are unknown to the tokenizer"
             if self.unknown

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from mpitrain.data.encoding import DocumentPiece
 from mpitrain.data.source import Position
+from mpitrain.errors import counted
 
 SAY_S = 5.0
 
@@ -29,7 +30,7 @@ class Pace:
         self._within = 0
         self._began = self._said = clock()
         kept = f", {self._done:,} of them before this start" * bool(self._done)
-        say(f"tokenizing: {self._offsets[-1]:,} bytes in {len(sizes):,} files{kept}, {how}")
+        say(f"tokenizing: {self._offsets[-1]:,} bytes in {counted(len(sizes), 'files', ',')}{kept}, {how}")
 
     def encoded(self, piece: DocumentPiece) -> None:
         """Count a piece that is encoded, and say how far this is, if it is time."""

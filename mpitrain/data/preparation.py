@@ -55,7 +55,7 @@ from mpitrain.data.tokens import (
     write_description,
 )
 from mpitrain.data.verified import COPIES, PACKED
-from mpitrain.errors import DataError, InputError, StoppedEarly
+from mpitrain.errors import DataError, InputError, StoppedEarly, counted
 from mpitrain.inputs import remove, rename, shown
 
 # until they have their names
@@ -369,7 +369,7 @@ def _encode(work: _Work, draft: Draft) -> None:
         for token in (tokenizer.end_of_text, tokenizer.begin_of_text)
     )
     encoder = work.encoder_of(tokenizer, sum(sizes))
-    how = f"on {encoder.num_shares} rank{'s' * (encoder.num_shares > 1)}"
+    how = f"on {counted(encoder.num_shares, 'ranks')}"
     pace = Pace(work.report.line, sizes, draft.after, how)
     damaged = draft.tally.left_out.get(DAMAGED)
     documents = _read(work.texts(draft.after, damaged.count if damaged else 0), each)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpitrain.errors import DataError
+from mpitrain.errors import DataError, counted
 
 BLOCK = 1 << 18  # documents that are looked at together
 SHIFT = np.uint64(48)
@@ -52,7 +52,7 @@ def split(ends: np.ndarray, val_fraction: float, sequence: int, seed: int) -> Sp
     if not window <= num_held_out <= count - window:
         return tail(count, val_fraction, sequence)
     parts = [f"{len(whole):,} whole documents, by a hash of their place and run.seed"] * bool(len(whole))
-    parts += [f"the end of {len(long):,} long document{'s' * (len(long) > 1)}"] * bool(len(long))
+    parts += [f"the end of {counted(len(long), 'long documents', ',')}"] * bool(len(long))
     return Split(_between(held_out, count), _joined(held_out), f"{num_held_out:,} tokens: {', '.join(parts)}")
 
 
@@ -63,7 +63,7 @@ def without(found: Split, ends: np.ndarray, copies: np.ndarray, sequence: int) -
     begins = np.concatenate([[0], ends[:-1]])
     parts = np.stack([begins[copies], ends[copies]], axis=1)
     train = _minus(found.train, _joined(parts))
-    many = f"{len(copies):,} document{'s' * (len(copies) > 1)}"
+    many = counted(len(copies), "documents", ",")
     if (train[:, 1] - train[:, 0]).sum() <= sequence:
         why = "are copies of them, without which it is too short"
         return found._replace(description=f"{found.description}; of the training text {many} {why}")

@@ -39,7 +39,7 @@ from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
 from mpitrain.dryrun.asleep import Asleep, at_rate
 from mpitrain.dryrun.recipes import Rehearsals
 from mpitrain.dryrun.silent_walk import AxisTally, DryRun
-from mpitrain.errors import DONE, InputError, MeshError, MessageError
+from mpitrain.errors import DONE, InputError, MeshError, MessageError, counted
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.profile_request import ProfileRequest
@@ -306,8 +306,10 @@ def _title(plan: Plan, world: World, options: DryRunOptions, asleep: Asleep | No
         "messages of full length" if options.share == 1 else f"messages of {options.share:g} of their length"
     )
     work = f"asleep for what {asleep.words}" if asleep else "nothing is computed"
-    layout = f"{plan.axes.grid}; {plan.config.pipeline.schedule}, {plan.num_microbatches} microbatches a rank"
-    title = f"dry run of {world.size} ranks on {world.num_nodes} nodes, {layout}; {length}, {work}"
+    each = counted(plan.num_microbatches, "microbatches")
+    layout = f"{plan.axes.grid}; {plan.config.pipeline.schedule}, {each} a rank"
+    where = f"{counted(world.size, 'ranks')} on {counted(world.num_nodes, 'nodes')}"
+    title = f"dry run of {where}, {layout}; {length}, {work}"
     return "\n".join([title, *(f"{plan.table.name}: {note}" for note in plan.table.notes)])
 
 

@@ -17,7 +17,7 @@ from mpitrain.comm.base import launchers, library
 from mpitrain.comm.base.cores import cores_of_process
 from mpitrain.comm.base.world import World
 from mpitrain.comm.device import gpu_support
-from mpitrain.errors import LibraryError, library_fault
+from mpitrain.errors import LibraryError, counted, library_fault
 
 if TYPE_CHECKING:
     from mpitrain.comm.mesh import Mesh
@@ -95,7 +95,7 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
     )
     yield (
         "ranks",
-        f"{mesh.size} on {world.num_nodes} nodes: "
+        f"{mesh.size} on {counted(world.num_nodes, 'nodes')}: "
         + ", ".join(f"{host} {count}" for host, count in hosts.items()),
     )
     cores = len(cores_of_process())

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from mpitrain import config as settings
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
-from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.errors import ConfigError, MpitrainError, counted
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import predict_rank
@@ -341,7 +341,7 @@ def _nothing_fits(
     elif found.refused.most_common(1)[0][0] == REFUSED:
         why += f" (of the first: {found.example})"
     return ConfigError(
-        f"{model.name} on {space.ranks} ranks of {space.machine.name}: {why}; fixed: "
+        f"{model.name} on {counted(space.ranks, 'ranks')} of {space.machine.name}: {why}; fixed: "
         f"{named(space.fixed) or 'nothing'}; "
         f"{fits or 'change what is fixed, --ranks, --memory or batch.global'}"
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from mpitrain.errors import counted
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
@@ -100,7 +101,7 @@ def rules(best: Candidate, others: Sequence[Candidate], machine: MachineRates, f
     if layout.zero == 1 and "parallel.zero" not in fixed:
         found.append("ZeRO-1 always: it sends no more than plain sums")
     if layout.pp > 1 and not {"parallel.pp", "batch.micro"} <= {*fixed}:
-        found.append(f"{layout.num_microbatches} microbatches for {layout.pp} stages")
+        found.append(f"{counted(layout.num_microbatches, 'microbatches')} for {counted(layout.pp, 'stages')}")
     if layout.ep > 1 and layout.tp > layout.etp == 1 and "parallel.etp" not in fixed:
         found.append("experts divided apart from tp")
     as_fast = [each for each in others if each.found.seconds <= best.found.seconds]
@@ -117,7 +118,7 @@ def binding(refused: Mapping[str, int], tried: int, limit: float, is_empty: bool
         f"{number} by {reason}" for reason, number in sorted(refused.items(), key=lambda x: -x[1]) if number
     )
     if not is_empty:
-        return f"{tried} layouts: left out {words or 'none'}"
+        return f"{counted(tried, 'layouts')}: left out {words or 'none'}"
     hint = f": no rank may hold more than {limit / 1e9:.3g} GB" if refused.get("memory") else ""
     return f"of {tried} layouts none is left: {words}{hint}"
 

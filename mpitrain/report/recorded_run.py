@@ -7,7 +7,7 @@ import msgspec
 
 from mpitrain.cluster.rundir import RunDir, read_with_origins, require_run
 from mpitrain.config import flatten
-from mpitrain.errors import InputError
+from mpitrain.errors import InputError, counted
 from mpitrain.inputs import read_regular, shown
 from mpitrain.report.series import StepReader, StepSeries
 
@@ -164,7 +164,7 @@ class RunReader:
             notes.append(f"metrics.jsonl can't be read: {error.strerror}")
             return EMPTY
         if steps.damaged:
-            notes.append(f"metrics.jsonl: {steps.damaged:,} lines can't be read")
+            notes.append(f"metrics.jsonl: {counted(steps.damaged, 'lines', ',')} can't be read")
         return steps
 
     def _read_trace(self, notes: list[str]) -> list[Instruction]:
@@ -216,7 +216,7 @@ def _lines(path: Path, kind: type, notes: list[str]) -> list:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             damaged += 1
     if damaged:
-        notes.append(f"{path.name}: {damaged:,} lines can't be read")
+        notes.append(f"{path.name}: {counted(damaged, 'lines', ',')} can't be read")
     return read
 
 

@@ -12,6 +12,7 @@ from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.base.world import World
 from mpitrain.comm.meters.clock_offset import offset_to_first_rank
+from mpitrain.errors import counted
 from mpitrain.inputs import replacing
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.settings.profile_request import ProfileRequest
@@ -131,7 +132,8 @@ def table(ranks: dict[int, RankProfile]) -> str:
     ]
     of_ranks = f"rank {next(iter(ranks))}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     lines = [
-        f"operations that took longest by themselves, a step and rank (mean of {num_steps} steps of "
+        "operations that took longest by themselves, a step and rank (mean of "
+        f"{counted(num_steps, 'steps')} of "
         f"{of_ranks}):",
         aligned([HEADER, *(_row(*item, per, whole_us) for item in operations)]),
     ]

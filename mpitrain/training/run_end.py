@@ -7,7 +7,7 @@ import torch
 from mpitrain.actor.memory import measure
 from mpitrain.cluster.resident import peak_resident
 from mpitrain.cluster.status_board import BUSY
-from mpitrain.errors import DONE, STOPPED_EARLY
+from mpitrain.errors import DONE, STOPPED_EARLY, counted
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import MemoryRow, compare, compared
 from mpitrain.plan.predict.process_memory import ON_A_GPU, memory_of_process
@@ -61,7 +61,7 @@ def _summarised(trainer: Trainer, calibration: CalibrationFile | None) -> int:
     say(trainer.memory.describe())
     path, prompt = trainer.rundir.path, trainer.opened.prompt
     further = commands(trainer.config, path, prompt, trainer.mesh.size, world.num_nodes)
-    say(f"done: {trainer.counts.step} steps, everything is in {path}\n{further}")
+    say(f"done: {counted(trainer.counts.step, 'steps')}, everything is in {path}\n{further}")
     say(trainer.checks.describe())
     return DONE
 

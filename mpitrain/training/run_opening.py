@@ -26,7 +26,15 @@ from mpitrain.data.tokens import (
     keep_trained,
     num_prepared,
 )
-from mpitrain.errors import CheckpointError, ConfigError, DataError, InputError, StoppedEarly, StorageError
+from mpitrain.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    InputError,
+    StoppedEarly,
+    StorageError,
+    counted,
+)
 from mpitrain.inputs import shown
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.log_pace import log_pace
@@ -243,7 +251,8 @@ class Opening:
         """Raise ConfigError for a run that is longer already than asked. Changes nothing."""
         if step > self.config.run.steps:
             raise ConfigError(
-                f"run.steps = {self.config.run.steps}, but {shown(self.rundir.path)} has done {step} steps; "
+                f"run.steps = {self.config.run.steps}, but {shown(self.rundir.path)} has done "
+                f"{counted(step, 'steps')}; "
                 f"set run.steps above {step} to train further, or choose another run.dir"
             )
 

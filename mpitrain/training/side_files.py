@@ -9,6 +9,7 @@ from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.base.world import World
 from mpitrain.config import as_override
+from mpitrain.errors import counted
 from mpitrain.inputs import as_argument
 from mpitrain.plan.routing import joined
 
@@ -73,9 +74,8 @@ class SideFiles:
         if events is None:
             return
         path = self._rundir.trace
-        message = (
-            f"traced {len(self._recorder.steps)} steps: mpitrain schedule compare --trace {as_argument(path)}"
-        )
+        steps = counted(len(self._recorder.steps), "steps")
+        message = f"traced {steps}: mpitrain schedule compare --trace {as_argument(path)}"
         table, replicas = self._actor.table, mesh["dp"].size
         works = [stage.work for stage in self._actor.plan.stages]
         self._write(path, lambda path: write_trace(path, events, table, replicas, works), message)

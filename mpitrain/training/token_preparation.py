@@ -22,7 +22,7 @@ from mpitrain.data.permutation import FEISTEL
 from mpitrain.data.preparation import Reporter, prepare, prepare_store
 from mpitrain.data.tokenizer import vocabulary_of
 from mpitrain.data.tokens import describe, keep_tokenizer, num_prepared
-from mpitrain.errors import DataError, InputError, StoppedEarly
+from mpitrain.errors import DataError, InputError, StoppedEarly, counted
 from mpitrain.inputs import shown
 from mpitrain.plan.settings.resolve import require_vocabulary
 from mpitrain.training.agreement import attempt, require_same_configuration
@@ -96,7 +96,7 @@ class _Preparation:
         found = describe(folder)
         self._say(f"text: {found.tally.describe(found.count)}")
         size = np.dtype(found.dtype).itemsize
-        width = f"{size} byte{'s' * (size > 1)}"
+        width = counted(size, "bytes")
         self._say(f"prepared: {shown(folder)} has {found.count:,} tokens of {width} each")
 
     def _in_store(self) -> Path:

@@ -28,7 +28,7 @@ from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.team import Team
 from mpitrain.config import Config
-from mpitrain.errors import CheckpointError, ConfigError, InputError, MpitrainError, WeightsError
+from mpitrain.errors import CheckpointError, ConfigError, InputError, MpitrainError, WeightsError, counted
 from mpitrain.inputs import open_regular, remove, shown, sync_folder
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
@@ -353,7 +353,10 @@ def _rows(
         )
         parameters = sum(weight.box.size for weight in matched.weights)
         return [
-            ("tensors", f"{len(tensors):,} used, {unused} unused, in {len(written.shards)} files"),
+            (
+                "tensors",
+                f"{len(tensors):,} used, {unused} unused, in {counted(len(written.shards), 'files')}",
+            ),
             ("parameters", f"{parameters:,}"),
             ("bytes", f"{written.num_bytes:,}, {written.dtype}, {cast}"),
             ("digest", digest_of(matched.weights, source.saved, found.digests)),

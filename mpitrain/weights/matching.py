@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from mpitrain.checkpoint.boxes import Box
-from mpitrain.errors import WeightsError
+from mpitrain.errors import WeightsError, counted
 from mpitrain.inputs import listed, shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import family_of
@@ -168,7 +168,7 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
     ignored = _ignored(rest - {head}, plan, kind, further) | empty
     if unused := sorted(rest - {head} - ignored):
         raise WeightsError(
-            f"{shown(folder.path)}: {len(unused):,} tensor{'s' * (len(unused) > 1)} that no weight of "
+            f"{shown(folder.path)}: {counted(len(unused), 'tensors', ',')} that no weight of "
             f"model.family = {plan.config.model.family} is: {listed(unused, 4)}; it is another model than "
             "config.json says"
         )
@@ -186,7 +186,7 @@ def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
     there = folder.names
     if lost := [name for weight in weights for name in weight.tensors if name not in there]:
         raise WeightsError(
-            f"{shown(folder.path)}: {len(lost):,} tensor{'s' * (len(lost) > 1)} of the model "
+            f"{shown(folder.path)}: {counted(len(lost), 'tensors', ',')} of the model "
             f"{'are' if len(lost) > 1 else 'is'} missing: {listed(lost, 4)}; get the whole folder"
         )
     for weight in weights:

@@ -60,7 +60,7 @@ ignored. A stage 0 of two parts with a stage 3 of three, each reduced at once:
 from collections.abc import Sequence
 from typing import Literal
 
-from mpitrain.errors import ScheduleError
+from mpitrain.errors import ScheduleError, counted
 from mpitrain.schedules.actions import NORM, PAIR, UPDATE, Action
 from mpitrain.schedules.lowering.messages import with_messages
 from mpitrain.schedules.lowering.reductions import Reduction, with_reductions
@@ -162,7 +162,7 @@ def _without_pairs(table: Table) -> Table:
 def _refuse_misfit(table: Table, reduces: Sequence[Reduction], tail: int, head: int) -> None:
     if len(reduces) != table.num_stages:
         raise ScheduleError(
-            f"{table.name}: found reductions of {len(reduces)} stages, needed {table.num_stages}"
+            f"{table.name}: found reductions of {counted(len(reduces), 'stages')}, needed {table.num_stages}"
         )
     for what, count in (("tail", tail), ("head", head)):
         if count < 1:

@@ -103,7 +103,7 @@ def test_what_ranks_that_agree_hear(world, tmp_path_factory):
     problems = []
     if not {"ranks", "code", "space", "clocks", "devices"} | axes <= set(found):
         problems.append(f"found {sorted(found)}")
-    if found["devices"] != (f"{size} x CPU", True) or not found["ranks"][0].startswith(f"{size} on 1 nodes"):
+    if found["devices"] != (f"{size} x CPU", True) or not found["ranks"][0].startswith(f"{size} on 1 node"):
         problems.append(f"{found['devices']}, {found['ranks']}")
     if not all(fine for _, fine in found.values()):
         problems.append(f"marked: {found}")

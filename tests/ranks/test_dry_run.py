@@ -378,7 +378,7 @@ def test_no_rank_loads_torch_and_what_was_sent_is_reported(tmp_path):
                 sent_bytes(*each, len(axes[name]), axes[name].index(rank), itemsize=8) for each in operations
             )
     assert (
-        f"dry run of 4 ranks on 1 nodes, {found.axes.grid}; 1f1b, 8 microbatches a rank; messages of full "
+        f"dry run of 4 ranks on 1 node, {found.axes.grid}; 1f1b, 8 microbatches a rank; messages of full "
         "length" in done.output
     )
     assert re.search(rf"\n  all  +\S+  +\S+  +{total / 1e6:.3g}\n", done.output + "\n"), (total, done.output)

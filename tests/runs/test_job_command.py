@@ -485,7 +485,7 @@ mkdir -p "runs/my run/checkpoints/step-00000007"
         ("abcd", "b", ["a,b", "a,c"], 0, "excluded b, without an answer within"),
         ("abcd", "d", ["a,b"], 0, "mpitrain supervise: done"),
         ("abc", "ab", ["a,b"], 1, "2 nodes are needed, and 1 answer: the queue has to give others"),
-        ("a", "", [], 2, "--nodes 2: found 1 nodes in this job"),
+        ("a", "", [], 2, "--nodes 2: found 1 node in this job"),
     ],
 )
 def test_a_job_with_spares_restarts_on_nodes_that_answer(

@@ -172,7 +172,7 @@ def test_a_process_in_an_allocation_of_several_tasks_is_alone(folder):
     done = mpirun(
         0, MPITRAIN, "run", *tiny("runs/mine", "text.txt", run_steps=1), env={"SLURM_NTASKS": "4"}, cwd=folder
     )
-    assert done.returncode == 0 and "done: 1 steps" in done.output, tail(done.output)
+    assert done.returncode == 0 and "done: 1 step," in done.output, tail(done.output)
 
 
 # ---------------------------- configurations that nothing accepts; `check` reads them as `run` does

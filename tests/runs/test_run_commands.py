@@ -167,7 +167,7 @@ def test_doctor_reports_once_and_names_the_mpi():
     assert done.output.count("\nlauncher") == 1, done.output
     assert facts["MPI"].startswith(("MPICH", "Open MPI")), done.output
     assert facts["MPI"].split()[0] in facts["library"]
-    assert facts["ranks"].startswith("2 on 1 nodes") and "GB/s" in facts["bandwidth"]
+    assert facts["ranks"].startswith("2 on 1 node") and "GB/s" in facts["bandwidth"]
     assert "GB free in /dev/shm" in facts["shared memory"]
 
 

@@ -78,7 +78,7 @@ def test_a_run_of_separate_documents_does_not_resume_with_joined_ones(ended):
 
 def test_the_first_lines_say_what_was_read(ended):
     for done in ended.values():
-        assert done.returncode or done.output.count("text: 1 files, 400 documents, ") == 1, tail(done.output)
+        assert done.returncode or done.output.count("text: 1 file, 400 documents, ") == 1, tail(done.output)
 
 
 @LONG

@@ -171,7 +171,7 @@ def test_a_rollback_goes_to_a_step_that_a_run_which_never_left_has_too_and_that_
     assert "resuming after step 19" in here.output, tail(here.output)
     assert "rolled back to step 16" in here.output, tail(here.output)
     assert loss_lines(left) == loss_lines(whole), tail(here.output)
-    assert first[0].output.count("traced 22 steps") == here.output.count("traced 1 steps") == 1, tail(
+    assert first[0].output.count("traced 22 steps") == here.output.count("traced 1 step") == 1, tail(
         here.output
     )
     events = json.loads((whole / "trace.json").read_text())["traceEvents"]

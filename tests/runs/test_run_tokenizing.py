@@ -54,11 +54,11 @@ def test_tokens_and_losses_are_the_same_and_one_line_says_who_makes_them(tmp_pat
     script = 'test "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 0 || cd elsewhere; exec "$@"'
     done = mpirun(num_ranks, "sh", "-c", script, "sh", MPITRAIN, "run", *words, cwd=tmp_path)
     assert done.returncode == 0, tail(done.output)
-    found = re.findall(r"^tokenizing: ([\d,]+) bytes in 1 files, on (\d+) ranks$", done.output, re.MULTILINE)
+    found = re.findall(r"^tokenizing: ([\d,]+) bytes in 1 file, on (\d+) ranks$", done.output, re.MULTILINE)
     size = (corpus / "texts.jsonl").stat().st_size
     assert found == [(f"{size:,}", str(num_ranks))], tail(done.output)
     assert (
-        done.output.count("\ntext: 1 files, 351 documents, ") == 1 and done.output.count("\ntokens: ") == 1
+        done.output.count("\ntext: 1 file, 351 documents, ") == 1 and done.output.count("\ntokens: ") == 1
     ), tail(done.output)
     assert files_of(tmp_path / "run") == files_of(alone)
 
@@ -98,7 +98,7 @@ def test_runs_that_start_at_once_share_their_tokens_and_a_later_one_takes_them(t
     assert done.returncode == 0 and "has the tokens of this text and tokenizer" in done.output, tail(
         done.output
     )
-    assert "tokenizing: " not in done.output and done.output.count("\ntext: 1 files, 351 documents, ") == 1
+    assert "tokenizing: " not in done.output and done.output.count("\ntext: 1 file, 351 documents, ") == 1
     for run_dir in (first, second, later):
         assert files_of(run_dir) == files_of(alone)
     assert loss_lines(first) == loss_lines(second) == loss_lines(alone)

@@ -18,7 +18,7 @@ SHORT = f" --set run.steps={STEPS}"
 PRINTED = {
     "run, traced": (
         "mpirun -n 2 mpitrain run {tiny} --set run.dir=runs/traced --set parallel.pp=2 --set run.trace=1",
-        r"^traced 1 steps: (mpitrain schedule compare --trace .*)$",
+        r"^traced 1 step: (mpitrain schedule compare --trace .*)$",
         "{}",
         "measured",
     ),

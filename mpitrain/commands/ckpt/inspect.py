@@ -15,7 +15,7 @@ from mpitrain.checkpoint.steps import Steps, steps_at
 from mpitrain.checkpoint.verify import check_sizes
 from mpitrain.data.corpus_files import named
 from mpitrain.data.permutation import SORTED
-from mpitrain.errors import DONE, FAILED, CheckpointError
+from mpitrain.errors import DONE, FAILED, CheckpointError, counted
 from mpitrain.inputs import as_argument, listed, shown
 from mpitrain.plan.declared.formatting import aligned
 
@@ -51,7 +51,7 @@ def inspect(path: str, step: int | None, arrays: bool, json: bool) -> tuple[str,
 def _overview(steps: Steps, every: list[dict[str, Any]]) -> Iterator[str]:
     """Yield lines about all steps, and what lies beside them. every: the facts of those that are shown."""
     num_bytes = sum(facts.get("bytes", 0) for facts in every)
-    yield f"{shown(steps.folder)}: {len(every)} step{'s' * (len(every) > 1)}, {_size(num_bytes)}"
+    yield f"{shown(steps.folder)}: {counted(len(every), 'steps')}, {_size(num_bytes)}"
     yield aligned([("step", "saved at", "size", "shards", "val loss", "health"), *map(_row, every)])
     if len(steps.committed) > MOST_SHOWN:
         yield (
@@ -121,7 +121,8 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         ]
         yield f"  written by    {known['user']} on {known['host']}, {known['time']}"
         yield f"  with          code {known[CODE]}, {', '.join(versions)}, {known['MPI']}"
-        yield f"  layout        {known['ranks']} ranks on {known['nodes']} nodes, {known['layout']}"
+        ranks, nodes = (counted(known[key], key) for key in ("ranks", "nodes"))
+        yield f"  layout        {ranks} on {nodes}, {known['layout']}"
     else:
         yield "  written by    unknown: version 1 of the format, or not by a run"
     if model := [
@@ -136,7 +137,7 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         yield f"  data          {data}, digest {shown(meta['data'])}, order {order}"
     position = f", {meta['sequences']:,} sequences" if "sequences" in meta else ""
     counts = f"{meta['tokens']:,} tokens; {meta['updates']:,} updates, {meta['skipped']:,} skipped"
-    yield f"  trained       {meta['step']:,} steps{position}, {counts}"
+    yield f"  trained       {counted(meta['step'], 'steps', ',')}{position}, {counts}"
     for what, (count, numbers, num_bytes, dtypes) in _groups(checkpoint).items():
         sizes = f"{count} arrays, {numbers / 1e6:.2f} M numbers, {_size(num_bytes)}"
         yield f"  {shown(what):13} {sizes}, {', '.join(sorted(dtypes))}"

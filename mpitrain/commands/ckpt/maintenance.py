@@ -13,7 +13,7 @@ from mpitrain.checkpoint.steps import CHECKPOINTS, steps_at
 from mpitrain.checkpoint.verify_shared import VerifiedStep, verify_step
 from mpitrain.cluster.lock import Lock
 from mpitrain.cluster.team import Team
-from mpitrain.errors import DONE, FAILED, CheckpointError
+from mpitrain.errors import DONE, FAILED, CheckpointError, counted
 from mpitrain.inputs import listed, shown
 
 MOST_DAMAGES = 20  # of a step, or steps that are damaged
@@ -69,7 +69,7 @@ def rewrite(
     folder = Path(target)
     done = reshard(team, path, folder, step, shards)
     if team.rank == 0:
-        size = f"{done.num_bytes / 1e6:,.1f} MB in {shards} shard{'s' * (shards > 1)}"
+        size = f"{done.num_bytes / 1e6:,.1f} MB in {counted(shards, 'shards')}"
         rate = done.num_bytes / done.seconds / 1e6
         say(
             f"step {done.step}: {size} in {shown(folder)}, {rate:,.0f} MB/s; root digest {done.digest}, "
@@ -163,4 +163,4 @@ def prune(
 
 
 def _steps(steps: list[int]) -> str:
-    return f"{len(steps)} step{'s' * (len(steps) != 1)} ({listed(steps, MOST_SHOWN)})" if steps else "nothing"
+    return f"{counted(len(steps), 'steps')} ({listed(steps, MOST_SHOWN)})" if steps else "nothing"

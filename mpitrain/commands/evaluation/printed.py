@@ -10,7 +10,7 @@ from mpitrain.cluster.rundir import RunDir
 from mpitrain.commands.evaluation.evaluated_run import EvaluationRequest, evaluate
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import read
-from mpitrain.errors import DONE, ConfigError
+from mpitrain.errors import DONE, ConfigError, counted
 from mpitrain.evaluation.tasks import METRICS, samples
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import finite
@@ -48,7 +48,7 @@ def main(
 def table(result: Mapping[str, Any]) -> str:
     """Return a result in lines."""
     context = f"context {result['context']} tokens"
-    shots = f", {result['shots']} examples before each" * bool(result["shots"])
+    shots = f", {counted(result['shots'], 'examples')} before each" * bool(result["shots"])
     lines = [f"step {result['step']}, {context}, stride {result['stride']}{shots}"]
     for name, numbers in result.get("data", {}).items():
         values = ", ".join(f"{key} {_number(numbers[key])}" for key in SHOWN_OF_TEXTS)

@@ -18,7 +18,7 @@ from mpitrain import config as settings
 from mpitrain.commands.inspect import MOST_RANKS, judged_job
 from mpitrain.commands.job.schedulers import SCHEDULERS, Scheduler
 from mpitrain.commands.requests import JobRequest
-from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.errors import ConfigError, MpitrainError, counted
 from mpitrain.inputs import as_argument, is_one_line, is_there, read_file, replacing, require_file, shown
 from mpitrain.plan.plan import Plan
 
@@ -247,11 +247,11 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
     every = f"a checkpoint every {run.save_every}" if run.save_every else "a checkpoint at the end"
     spare = plan.run_config.recovery.spares
     rows = {
-        "ranks": f"{asked.nodes} nodes x {asked.ranks_per_node} = {asked.ranks}"
+        "ranks": f"{counted(asked.nodes, 'nodes')} x {asked.ranks_per_node} = {asked.ranks}"
         + f", {spare} of them spare" * bool(spare)
         + f", started by {asked.launch or scheduler.launch(asked)}",
         "layout": f"{plan.axes.grid}; {plan.config.pipeline.schedule}",
-        "run": f"{shown(run.dir)}: {run.steps:,} steps, {every}",
+        "run": f"{shown(run.dir)}: {counted(run.steps, 'steps', ',')}, {every}",
         "time": f"{scheduler.time(asked.seconds)} per allocation; the run stops with a checkpoint before "
         "its end (run.time_margin_s)",
         "restarts": f"until the run is done: at most {asked.most} starts, and none after 3 in a row without "
@@ -263,7 +263,7 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
         "leave": f"{scheduler.leave}: the run stops with a checkpoint, and the job resubmits itself",
     }
     if asked.spare:
-        spares = f"{asked.spare} node{'s' * (asked.spare > 1)} more"
+        spares = f"{counted(asked.spare, 'nodes')} more"
         rows["spares"] = (
             f"{spares}: a lost node is excluded, and the run restarts at once on {asked.nodes} that answer"
         )

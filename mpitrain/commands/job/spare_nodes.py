@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
 
 ANSWER_S = 30.0  # in which a node has to answer
@@ -31,7 +31,8 @@ class SpareNodes:
         self.excluded: list[str] = []
         if len(self._names) < count:
             raise ConfigError(
-                f"--nodes {count}: found {len(self._names)} nodes in this job ({NODES}), needed as many or "
+                f"--nodes {count}: found {counted(len(self._names), 'nodes')} in this job ({NODES}), "
+                "needed as many or "
                 "more; ask for --nodes and --spare together by mpitrain job slurm"
             )
 

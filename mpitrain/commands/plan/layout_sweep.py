@@ -21,7 +21,7 @@ from mpitrain.commands.plan.sweep_layouts import (
     write_rows,
 )
 from mpitrain.commands.requests import SweepRequest
-from mpitrain.errors import DONE, ConfigError, InputError
+from mpitrain.errors import DONE, ConfigError, InputError, counted
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
@@ -148,7 +148,8 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
             )
         )  # fmt: skip
     title = (
-        f"{len(measured)} of {len(rows)} layouts on these {world.size} ranks, the fastest first; a step is "
+        f"{len(measured)} of {counted(len(rows), 'layouts')} on these {counted(world.size, 'ranks')}, "
+        "the fastest first; a step is "
         f"the median of {asked.steps}, GB/rank are predicted, speed is that of products beside the steps as "
         f"a share of what the machine's file says{LOAD if has_load else ''}:"
     )

@@ -22,7 +22,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.commands.plan.planner import TOP, PlanAnswer, find_layouts
 from mpitrain.commands.requests import PlanRequest
 from mpitrain.config import Config
-from mpitrain.errors import DONE, ConfigError
+from mpitrain.errors import DONE, ConfigError, counted
 from mpitrain.measuring.device import rate_of_products
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import aligned
@@ -76,7 +76,11 @@ def measure(asked: PlanRequest, ranks: int, guard: Guard, say: Callable[[str], N
     if world.rank == 0:
         say(
             "\n".join(
-                ["", f"measured on these {world.size} ranks, the median of {STEPS} steps:", aligned(rows)]
+                [
+                    "",
+                    f"measured on these {counted(world.size, 'ranks')}, the median of {STEPS} steps:",
+                    aligned(rows),
+                ]
             )
         )
     return DONE

@@ -16,7 +16,7 @@ from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.requests import PlanRequest
 from mpitrain.config import LoadedConfig
 from mpitrain.data.batch_sizes import amount_in
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import as_argument, shown
 from mpitrain.origins import PLANNER, SET, KeyOrigin
 from mpitrain.plan.declared.formatting import finite
@@ -282,7 +282,7 @@ class PlanAnswer(NamedTuple):
         best = self.chosen[0].expected(self.rates)
         lines = [
             f"{self.model.name}: {self.model.num_parameters / 1e9:.4g} billion parameters, "
-            f"{self.model.num_active / 1e9:.4g} active; {self.ranks} ranks of "
+            f"{self.model.num_active / 1e9:.4g} active; {counted(self.ranks, 'ranks')} of "
             f"{self.rates.name}, {self.limit / 1e9:.3g} GB each; {best.layout.batch} x "
             f"{best.layout.sequence} tokens a step",
             *self.notes,

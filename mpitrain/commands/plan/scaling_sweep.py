@@ -30,7 +30,7 @@ from mpitrain.commands.plan.sweep_layouts import (
     write_rows,
 )
 from mpitrain.commands.requests import SweepRequest
-from mpitrain.errors import DONE, ConfigError, InputError
+from mpitrain.errors import DONE, ConfigError, InputError, counted
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.plan import Plan
@@ -138,7 +138,7 @@ def _plan(asked: SweepRequest, layout: str, ranks: int, batch: int, world: World
     try:
         return plan_on(config_of(asked, layout), ranks, nodes, node_ranks, batch, THERE_ARE)
     except InputError as error:
-        where = f"on {ranks} ranks" + (f", {layout}" if layout else "")
+        where = f"on {counted(ranks, 'ranks')}" + (f", {layout}" if layout else "")
         raise type(error)(f"{where}: {error.args[0]}") from None
 
 

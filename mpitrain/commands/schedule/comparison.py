@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.commands.schedule.request import Request, play
-from mpitrain.commands.schedule.text import number, times_in_words
+from mpitrain.commands.schedule.text import number, size_in_words, times_in_words
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules import catalog
@@ -96,7 +96,7 @@ def as_text(comparison: Comparison) -> str:
 
 def _headline(played: Played) -> str:
     limit = "" if played.memory_limit is None else f"; memory limit {number(played.memory_limit)} stashes"
-    size = f"{played.num_ranks} ranks, {played.num_microbatches} microbatches"
+    size = size_in_words(played)
     return f"{size}; {times_in_words(played.times)}{limit}; ideal {number(played.ideal)}"
 
 

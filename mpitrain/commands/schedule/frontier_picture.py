@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mpitrain.commands.schedule.cells import COLOURS
+from mpitrain.commands.schedule.text import size_in_words
 from mpitrain.inputs import rendered
 from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
 
@@ -37,7 +38,10 @@ def draw(found: Frontier, size: StepSize, kind: str) -> bytes:
         axes.spines[side].set_visible(False)
     axes.legend(fontsize=SMALL, frameon=False)
     figure.suptitle(
-        f"{size.num_ranks} ranks, {size.num_microbatches} microbatches", fontsize=13, x=0.01, ha="left"
+        size_in_words(size),
+        fontsize=13,
+        x=0.01,
+        ha="left",
     )
     return rendered(figure, kind)
 

@@ -2,7 +2,7 @@
 
 import json
 
-from mpitrain.commands.schedule.text import number, times_in_words
+from mpitrain.commands.schedule.text import number, size_in_words, times_in_words
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
 
@@ -11,7 +11,7 @@ TITLES = ("peak stashes", "makespan", "bound", "above it", "schedule")
 
 def as_text(found: Frontier, size: StepSize) -> str:
     """Return the front and the others as two tables."""
-    ranks = f"{size.num_ranks} ranks, {size.num_microbatches} microbatches"
+    ranks = size_in_words(size)
     head = f"{ranks}; {times_in_words(size.times)}"
     front = aligned([TITLES, *map(_cells, found.front)])
     others = aligned([TITLES, *map(_cells, found.others)]) if found.others else "none"

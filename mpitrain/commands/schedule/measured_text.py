@@ -3,6 +3,7 @@
 import json
 
 from mpitrain.commands.schedule.text import right_aligned
+from mpitrain.errors import counted
 from mpitrain.schedules.play.measurement import Measurement
 from mpitrain.schedules.play.scale import to_scale
 
@@ -21,11 +22,12 @@ def _headline(measurement: Measurement) -> str:
     steps = (
         f"step {trace.steps[0]}"
         if len(trace.steps) == 1
-        else f"{len(trace.steps)} steps, {trace.steps[0]} to {trace.steps[-1]}"
+        else f"{counted(len(trace.steps), 'steps')}, {trace.steps[0]} to {trace.steps[-1]}"
     )
     copies = f", {replicas} data-parallel replicas" if replicas > 1 else ""
     return (
-        f"{trace.schedule}: {len(measurement.simulated.programs)} ranks, {steps}{copies}; milliseconds, up "
+        f"{trace.schedule}: {counted(len(measurement.simulated.programs), 'ranks')}, {steps}{copies}; "
+        "milliseconds, up "
         "to the update"
     )
 

@@ -9,7 +9,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mpitrain.commands.schedule.cells import Look
 from mpitrain.commands.schedule.frame import Frame, row_height
-from mpitrain.commands.schedule.text import number
+from mpitrain.commands.schedule.text import number, size_in_words
 from mpitrain.schedules.played import Played
 
 Curve = list[tuple[float, float]]  # (time, held from then on)
@@ -34,9 +34,7 @@ def draw(played: Played, kind: str) -> bytes:
     memory = 0.3 * played.num_ranks if played.num_ranks <= SINGLE_CURVES else 2.0
     lines = _lines(played)
     frame = Frame(timeline, look, [row * played.num_ranks, memory], num_lines=len(lines))
-    frame.write_head(
-        f"{played.table.name}:  {played.num_ranks} ranks, {played.num_microbatches} microbatches", lines
-    )
+    frame.write_head(f"{played.table.name}:  {size_in_words(played)}", lines)
     frame.add_legend(timeline, tints(played.chunks, played.table.copies, played.table.segments))
     frame.rows(timeline, row)
     _draw_memory(frame, frame.axes(memory), played)

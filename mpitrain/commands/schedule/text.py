@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 
+from mpitrain.errors import counted
 from mpitrain.schedules.actions import COMPUTE
 from mpitrain.schedules.formats.notation import operations
 from mpitrain.schedules.options import UNIT_TIMES, Times
 from mpitrain.schedules.play.draw import MOST_LINES, grid, least_lines
 from mpitrain.schedules.played import Played
+from mpitrain.schedules.time_and_memory import StepSize
 
 MOST_RANKS = 32  # in the table of ranks
 
@@ -42,10 +44,14 @@ def _legend(played: Played) -> list[str]:
     return ["; ".join(words)] if words else []
 
 
+def size_in_words(of: Played | StepSize) -> str:
+    return f"{counted(of.num_ranks, 'ranks')}, {counted(of.num_microbatches, 'microbatches')}"
+
+
 def headline(played: Played) -> str:
     """Say what was played: `zbv: 8 ranks, 16 microbatches, 2 stages a rank; F 1, I 1, W 1, message 0`."""
     table = played.table
-    words = [f"{played.num_ranks} ranks", f"{played.num_microbatches} microbatches"]
+    words = [size_in_words(played)]
     stages = max(map(len, played.chunks)) // table.copies
     words += [f"{stages} stages a rank"] * (stages > 1)
     words += ["two copies of the model, half of the microbatches each"] * (table.copies > 1)
@@ -133,7 +139,8 @@ def _proof(played: Played) -> str:
             "the first message"
         )
     return (
-        f"proved: {proof.num_actions} instructions complete and in order, {proof.num_messages} messages "
+        f"proved: {counted(proof.num_actions, 'instructions')} complete and in order, "
+        f"{counted(proof.num_messages, 'messages')} "
         "matched, no deadlock without buffering"
     )
 

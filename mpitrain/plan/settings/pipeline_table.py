@@ -5,7 +5,7 @@ a file or from a module.
 import math
 
 from mpitrain.config import Batch, Parallel, Pipeline
-from mpitrain.errors import ConfigError, ScheduleError
+from mpitrain.errors import ConfigError, ScheduleError, counted
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.settings.attention import head_width
@@ -95,11 +95,12 @@ def _refuse_uneven(table: Table) -> None:
     counts = list(map(len, table.chunks))
     if (uneven := next((rank for rank, count in enumerate(counts) if count != counts[0]), None)) is not None:
         raise ScheduleError(
-            f"{table.name}: found {counts[0]} stages on rank 0 and {counts[uneven]} on rank {uneven}; needed "
+            f"{table.name}: found {counted(counts[0], 'stages')} on rank 0 and {counts[uneven]} on rank "
+            f"{uneven}; needed "
             "as many on every rank"
         )
     if table.depth % len(table.ranks):
-        stages = f"found {table.depth} stages of one copy on {len(table.ranks)} ranks"
+        stages = f"found {counted(table.depth, 'stages')} of one copy on {counted(len(table.ranks), 'ranks')}"
         raise ScheduleError(f"{table.name}: {stages}; needed as many on every rank")
     mirrored = tuple(len(table.ranks) - 1 - rank for rank in table.rank_of[: table.depth])
     if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
@@ -180,7 +181,8 @@ def require_size_of(table: Table, parallel: Parallel, batch: Batch) -> None:
     microbatches = batch.global_ // (parallel.dp * batch.micro)
     if (ranks, total) != (parallel.pp, microbatches):
         raise ScheduleError(
-            f"{table.name}: a table of {ranks} ranks with {chunks_in(table)} stages each and {total} "
+            f"{table.name}: a table of {counted(ranks, 'ranks')} with "
+            f"{counted(chunks_in(table), 'stages')} each and {total} "
             f"microbatches; this layout has {parallel.pp} pipeline ranks (parallel.pp) and {microbatches} "
             f"microbatches (batch.global / batch.micro / parallel.dp); set parallel.pp={ranks} and "
             f"batch.global={total * batch.micro * parallel.dp}"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.account import AxisUsage
+from mpitrain.errors import counted
 from mpitrain.plan.axes import MEANINGS
 from mpitrain.plan.declared.formatting import aligned, megabytes
 
@@ -106,9 +107,8 @@ class Ledger:
         rows = [
             _row(name, [totals.get(name) for totals in totals_of_ranks], self._num_steps) for name in names
         ]
-        table = (
-            f"communication, a step and rank (mean of {self._num_steps} steps):\n{aligned([HEADER, *rows])}"
-        )
+        steps = counted(self._num_steps, "steps")
+        table = f"communication, a step and rank (mean of {steps}):\n{aligned([HEADER, *rows])}"
         legend = [f"  {name}: {MEANINGS[name]}" for name in names if name in MEANINGS]
         return "\n".join([table, *legend, *_peers(waits, nodes, self._num_steps)])
 

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from mpitrain.cluster import console
 from mpitrain.cluster.entry import warn
+from mpitrain.commands.inspect import show_proof
+from mpitrain.errors import counted
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.declared.screen import columns, filled, folded
 from mpitrain.plan.settings.log_pace import LogPace
@@ -186,3 +188,27 @@ def test_reports_of_the_watchdog_are_folded_on_a_terminal_and_whole_in_a_file(tm
         console.write(log.fileno(), line)
     assert (tmp_path / "log").read_text() == f"{line}\n"
     os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("nouns", "one"),
+    [
+        ("microbatches", "1 microbatch"), ("ranks", "1 rank"), ("copies", "1 copy"), ("bytes", "1 byte"),
+        ("processes", "1 process"), ("long documents", "1 long document"), ("stages", "1 stage"),
+    ],
+)  # fmt: skip
+def test_one_thing_is_named_in_the_singular(nouns, one):
+    assert [counted(number, nouns, ",") for number in (0, 1, 1200)] == [f"0 {nouns}", one, f"1,200 {nouns}"]
+
+
+def test_one_microbatch_is_no_microbatches():
+    small = (
+        "model.layers=1",
+        "model.width=8",
+        "model.heads=1",
+        "model.kv_heads=1",
+        "batch.global=1",
+        "data.sequence=8",
+    )
+    text = show_proof(None, (*small, "parallel.dp=1"), 1)
+    assert "1f1b, 1 microbatch each\n" in text and "0 messages matched" in text

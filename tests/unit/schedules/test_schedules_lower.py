@@ -129,7 +129,7 @@ def test_tail_and_head_are_ignored_with_more_stages_and_where_each_microbatch_is
 @pytest.mark.parametrize(
     ("reduces", "facts", "message"),
     [
-        (TWO, {}, "reductions of 1 stages, needed 2"),
+        (TWO, {}, "reductions of 1 stage, needed 2"),
         (TWO * 2, {"tail": 0}, "tail of 0"),
         (TWO * 2, {"head": 0}, "head of 0"),
         ([WHOLE, Reduction(2, (0, 2))], {}, "stage 1: bucket 1 is complete after part 2"),
