@@ -140,11 +140,11 @@ def library_fault(error: BaseException) -> LibraryError | None:
 
 
 def counted(number: int, nouns: str, form: str = "") -> str:
-    """Return a number with its noun: 1 microbatch, 12 microbatches. form: of the number, as format() "
-    "takes it."""
-    if number == 1:
-        es = ("ches", "shes", "sses", "xes")
-        nouns = nouns[:-3] + "y" if nouns.endswith("ies") else nouns[: -2 if nouns.endswith(es) else -1]
+    """Return a number with its noun: 1 microbatch, 12 microbatches. form: of it, for format()."""
+    if number == 1 and nouns.endswith("ies"):
+        nouns = nouns[:-3] + "y"
+    elif number == 1:
+        nouns = nouns[: -2 if nouns.endswith(("ches", "shes", "sses", "xes")) else -1]
     return f"{number:{form}} {nouns}"
 
 

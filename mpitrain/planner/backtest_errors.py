@@ -44,8 +44,8 @@ T = TypeVar("T")
 class PredictedRow(NamedTuple):
     """A row with what is predicted of it, by the file's rates and by the data sheet's.
 
-    bounds: of its layouts, where something unknown decides. shares: of each term of a step. seconds: what is
-    predicted, by mode or yardstick.
+    bounds: of its layouts, where something unknown decides. shares: of each term of a step.
+    seconds: what is predicted, by mode or yardstick.
     """
 
     row: Row
@@ -57,7 +57,8 @@ class PredictedRow(NamedTuple):
 
     @property
     def sample(self) -> Sample:
-        return Sample(self.found.seconds, self.shares, self.measured, self.row.model.name, self.row.regime)
+        row = self.row
+        return Sample(self.found.seconds, self.shares, self.measured, row.model.name, row.regime)
 
     @property
     def measured(self) -> float:
@@ -122,7 +123,7 @@ def _predicted(row: Row) -> PredictedRow:
 
 
 def _predict_in_modes(own: Sequence[PredictedRow], rows: Sequence[PredictedRow]) -> dict[str, Constants]:
-    """Predict the rows of a system in every mode; return the constants of the first one's regime."""
+    """Predict the rows of a system in every mode; return its constants in the first one's regime."""
     first = own[0].row
     others = [
         each for each in rows
@@ -151,10 +152,10 @@ def _predict_in_modes(own: Sequence[PredictedRow], rows: Sequence[PredictedRow])
 
 
 def _of_systems(others: Sequence[PredictedRow], regime: str, machine: MachineFile) -> Constants:
-    """Return the constants of a GPU type: the median over frameworks of each one's factor, in one regime.
+    """Return the constants of a GPU type: the median over frameworks of each one's factor.
 
-    k frameworks count as k / (k + 1) of what they say, one with few rows as part of one, and the rest is the
-    middle that `plan` prints.
+    In one regime. k frameworks count as k / (k + 1) of what they say, one with few rows as part of
+    one, and the rest is the middle that `plan` prints.
     """
     middle = math.log(machine.expected().middle)
     alike = [each for each in others if each.row.regime == regime]
@@ -291,7 +292,8 @@ def _held(held_out: Sequence[PredictedRow]) -> dict[str, Any]:
     inside, widths = [], []
     for each in held_out:
         alike = [other for other in held_out if _regime(other) == _regime(each)]
-        ratios = [o.measured / o.seconds["calibrated"] for o in alike if _system(o) != _system(each)]
+        others = [other for other in alike if _system(other) != _system(each)]
+        ratios = [other.measured / other.seconds["calibrated"] for other in others]
         if len(ratios) >= FEWEST:
             low, high = (quantile(ratios, share) for share in QUANTILES)
             inside.append(low <= each.measured / each.seconds["calibrated"] <= high)

@@ -114,7 +114,7 @@ def layouts_in(
 
 
 def _even_stages(blocks: int, stages: int, ends_count: bool) -> tuple[int, ...]:
-    """Return the blocks of each stage as other frameworks have them: as many, from the second on one more.
+    """Return the blocks of each stage as other frameworks have them: from the second on one more.
 
     ends_count: embedding and head count as a block each.
     """

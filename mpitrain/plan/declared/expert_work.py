@@ -42,8 +42,8 @@ def experts_work(layout: StepLayout, width: int, experts: ResolvedExperts, load:
         sent = (*sent[:1], *inside, *sent[1:])
     kernels = 2 * min(local, 8) + 24
     kept = _kept(layout, width, experts, tokens)
-    # the host reads how many rows each expert gets, unless that is fixed; each has two products, with their
-    # casts and copies
+    # the host reads how many rows each expert gets, unless that is fixed; each has two products,
+    # with their casts and copies
     awaited = 0 if layout.padded else 6 * local + 60
     return PartWork(tuple(products), AttentionCore(), passes, kernels, sent, sent, kept=kept, awaited=awaited)
 

@@ -51,8 +51,8 @@ class StepLayout(NamedTuple):
     proper again though no scores are kept.
     stages: blocks of each, as pipeline.stages; None: balanced.
     expert_load: as stated or replayed; None: as it is estimated for a machine. capacity: rows that an
-    expert takes of a rank's, over the mean; 0: all. padded: each expert gets as many rows, so that no host
-    waits for their number.
+    expert takes of a rank's, over the mean; 0: all. padded: each expert gets as many rows, so that
+    no host waits for their number.
     """
 
     ranks: int
@@ -139,7 +139,7 @@ class StepLayout(NamedTuple):
 
     @property
     def rank_of(self) -> tuple[int, ...]:
-        """The pipeline rank of each stage of one copy; of a user's own schedule, as the simplest has it."""
+        """The pipeline rank of each stage of one copy; of a user's own schedule, as of the simplest."""
         name = self.schedule if self.schedule in FAMILIES else SIMPLEST
         return placement(name, self.pp, self.chunks)[: self.pp * self.chunks]
 

@@ -168,8 +168,8 @@ def layer_counts(
 ) -> list[int]:
     """Return how many of the layers between a model's ends each stage has.
 
-    given: pipeline.stages; None: balanced by FLOPs per token, of products with weights, and of scores and
-    values in causal attention.
+    given: pipeline.stages; None: balanced by FLOPs per token, of products with weights, and of
+    scores and values in causal attention.
     """
     if given is not None:
         return _configured(given, model)

@@ -8,7 +8,7 @@ rounded_copies                                copies in 16 bits, of what is summ
 node_memory, memory_limit, gpu_share          whether a node, a GPU or memory.limit_gb has room
 step_time/                                    how long a step takes
 model_parts                                   parameters and FLOPs of a model by part
-promises, speed_costs                         what other settings would hold, and which save nothing here
+promises, speed_costs                         what other settings would hold
 cheapest_change                               which change of a setting fits
 link_choices                                  what follows from measured bandwidth
 """

@@ -1,7 +1,7 @@
-"""What settings that are there for memory save in a layout, compared with the same run without them.
+"""What settings that are there for memory save, compared with the same run without them.
 
-A stage of ZeRO or a mode of recomputation is compared with the one before it, an axis with fewer ranks that
-don't divide along it, a schedule with those that it promises to hold less than, or no more.
+A stage of ZeRO or a mode of recomputation is compared with the one before it, an axis with fewer
+ranks that don't divide along it, a schedule with those that it promises to hold less than, or no more.
 """
 
 import json
@@ -35,7 +35,8 @@ UNDIVIDED: dict[str, Mapping[str, Any]] = {
     "pp": dict(pp=1),
     "experts": dict(ep=1, etp=1),
 }
-OF_A_SCHEDULE = dict(stages=None, segments=None, group=None, pairs="whole")  # that another has no use for
+# that another schedule has no use for
+OF_A_SCHEDULE = dict(stages=None, segments=None, group=None, pairs="whole")
 
 
 def fullest(plan: Plan) -> MemoryUsage:
@@ -54,8 +55,9 @@ def more_than(more: int) -> str:
 
 
 def _fullest_if(plan: Plan) -> MemoryUsage | None:
-    """Return what the fullest rank of a plan holds; None of one that can't be, such as pairs in parts where
-    nothing is walked in parts.
+    """Return what the fullest rank of a plan holds; None of one that can't be.
+
+    Such as pairs in parts where nothing is walked in parts.
     """
     try:
         return fullest(plan)
@@ -67,7 +69,7 @@ def _fullest_if(plan: Plan) -> MemoryUsage | None:
 
 
 def with_value(plan: Plan, key: str, value: Any) -> Plan:
-    """Return the plan of the same run with another value of a key, and what belongs to it left open."""
+    """Return the plan of the same run with another value of a key, what belongs to it left open."""
     if key == REGATHER:
         return with_parallel(plan, regather=value)
     if key == ZERO:
@@ -89,9 +91,13 @@ def by_value(plan: Plan, key: str, values: Collection[Any] | None = None) -> dic
     """Return what a rank holds with each value of a key, of those that this layout can have."""
     if key == REGATHER and not can_regather(plan.config):
         return {}
-    plans = {value: with_value(plan, key, value) for value in (ORDERED[key] if values is None else values)}
-    held = {value: _fullest_if(other) for value, other in plans.items() if _is_allowed(other, key, value)}
-    return {value: usage.on_device for value, usage in held.items() if usage is not None}
+    held = {}
+    for value in ORDERED[key] if values is None else values:
+        other = with_value(plan, key, value)
+        usage = _fullest_if(other) if _is_allowed(other, key, value) else None
+        if usage is not None:
+            held[value] = usage.on_device
+    return held
 
 
 def _is_allowed(plan: Plan, key: str, value: Any) -> bool:
@@ -101,7 +107,10 @@ def _is_allowed(plan: Plan, key: str, value: Any) -> bool:
 
 
 def idle_values(plan: Plan, key: str, bytes_by_value: Mapping[Any, int]) -> list[str]:
-    """Say which values of a key hold no less than the one before, and why. bytes_by_value: by_value()."""
+    """Say which values of a key hold no less than the one before, and why.
+
+    bytes_by_value: by_value().
+    """
     lines = []
     for before, value in pairwise(value for value in ORDERED[key] if value in bytes_by_value):
         more = bytes_by_value[value] - bytes_by_value[before]
@@ -112,7 +121,7 @@ def idle_values(plan: Plan, key: str, bytes_by_value: Mapping[Any, int]) -> list
 
 
 def idle_here(plan: Plan) -> list[str]:
-    """Say so if this run's stage of ZeRO, or its recomputation, holds no less than the one before it.
+    """Say so if this run's stage of ZeRO or its recomputation holds no less than the one before it.
 
     And so of its schedule and of parallel.regather.
     """
@@ -266,7 +275,7 @@ def _why_axis(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) ->
 
 
 def promises(schedule: str) -> list[tuple[str, bool]]:
-    """Return schedules with whether this one is to hold less than they do; else it is to hold no more."""
+    """Return schedules with whether this one is to hold less than they do; else no more."""
     family = catalog.FAMILIES.get(schedule)
     if family is None:  # a table of the user's own
         return []

@@ -48,7 +48,8 @@ def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...
     stages = model.stages(layout)
     held_by = [tuple(stages[stage] for stage in held) for held in stages_of_ranks(layout)]
     stashes = [in_flight[min(rank, len(in_flight) - 1)] for rank in range(len(held_by))]
-    fullest: dict[tuple[Pieces, ...], int] = {}  # of ranks whose stages are alike, the one with most stashes
+    # of ranks whose stages are alike, the one with most stashes
+    fullest: dict[tuple[Pieces, ...], int] = {}
     for rank, held in enumerate(held_by):
         if stashes[rank] > stashes[fullest.setdefault(held, rank)]:
             fullest[held] = rank

@@ -167,7 +167,7 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 yield f"links.{link}", figure
 
     def with_figures(self, change: Callable[[str, Figure], Figure]) -> "MachineFile":
-        """Return the machine with other figures. change: makes one of a key and the figure before."""
+        """Return the machine with other figures. change: makes one of its key and what it was."""
         changed = {key: change(key, figure) for key, figure in self.figures()}
         tables = {
             table: {name: changed[f"{table}.{name}"] for name in getattr(self, table)} for table in TABLES

@@ -18,7 +18,7 @@ Weights = tuple[int, int]  # numbers of dense weights and of experts' weights on
 
 
 class Piece(NamedTuple):
-    """The layers [begin, end) of a block of a kind, which a stage has; FIRST, LAST: an end of the model."""
+    """The layers [begin, end) of a block of a kind, or an end of the model: FIRST, LAST."""
 
     kind: int
     begin: int
