@@ -490,11 +490,10 @@ def supervise(command: tuple[str, ...], most: int, nodes: int | None, ranks_per_
 
     Exit code: that of the last start.
     """
-    from mpitrain.commands.job.spare_nodes import SpareNodes
-    from mpitrain.commands.job.supervise import main
+    from mpitrain.commands.job.supervise import main, spare_nodes
 
     config, overrides = _run_options(command)
-    spares = None if nodes is None else SpareNodes(nodes, ranks_per_node)
+    spares = None if nodes is None else spare_nodes(nodes, ranks_per_node, config, overrides)
     return main(command, config, overrides, most, _say, spares)
 
 

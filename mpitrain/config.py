@@ -527,6 +527,9 @@ class RecoveryTable(ConfigTable, frozen=True):
     # spare ranks: so many of those that were started have no place in the layout, and take those of
     # ranks that die; it needs Open MPI 5 and mpirun --with-ft ulfm
     spares: CountOrNone = 0
+    # with more deaths, or fewer nodes, than there are spares for, the run resumes with fewer data
+    # ranks, and with parallel.dp again when there are ranks for it; the bits stay
+    shrink: bool = False
 
 
 class OptimizerTable(ConfigTable, frozen=True):

@@ -7,7 +7,8 @@
               communicators, which raises one on the ranks that wait for it, and so on: nobody is left
               waiting. Ranks that compute find out at their next message
     the end   of a round: all agree whether it ended well
-    repair    all shrink `all` to those that live, and spares get the places of the dead
+    repair    all shrink `all` to those that live, and spares get the places of the dead; where these
+              are too few, there are fewer places, and ranks with the last ones move
 
 Who has which place follows from the places before and from who lives, which MPI has all agree on: no
 message tells it. A death during a repair is one of the next round.
@@ -32,6 +33,16 @@ END_TAG = 1
 ENABLED = "OMPI_MCA_mpi_ft_enable"  # what mpirun --with-ft ulfm has ranks see
 
 
+def survives_deaths() -> bool:
+    """Return whether a job of this MPI lives when a rank has died."""
+    return tells_of_deaths() and is_enabled()
+
+
+def is_enabled() -> bool:
+    """Return whether this job was started with fault tolerance, before MPI is."""
+    return os.environ.get(ENABLED, "0").lower() in ("1", "true", "yes", "enabled")
+
+
 def require_fault_tolerance(num_spares: int, num_ranks: int) -> None:
     """Raise ConfigError unless this MPI survives the death of a rank, and some ranks aren't spares.
 
@@ -43,7 +54,7 @@ def require_fault_tolerance(num_spares: int, num_ranks: int) -> None:
             f"{key}: found {MPI.get_vendor()[0]}, which ends when a rank dies, needed an MPI with ULFM; use "
             "Open MPI 5, or leave recovery.spares out: mpitrain supervise restarts a run"
         )
-    if os.environ.get(ENABLED, "0").lower() not in ("1", "true", "yes", "enabled"):
+    if not is_enabled():
         raise ConfigError(
             f"{key}: found Open MPI without fault tolerance; start it by mpirun --with-ft ulfm ..., or leave "
             "recovery.spares out"
@@ -58,12 +69,14 @@ def require_fault_tolerance(num_spares: int, num_ranks: int) -> None:
 class SpareRanks:
     """All ranks that live, and their places. Construction is collective over `comm`.
 
+    unit: how many places go together, where there can be fewer of them; 0: there can't.
     layout: of the ranks with a place, in a round; on a spare MPI's null communicator.
     """
 
-    def __init__(self, comm: "RevocableComm", num_spares: int):
+    def __init__(self, comm: "RevocableComm", num_spares: int, unit: int = 0):
         self._all = comm
         self._num_places = comm.size - num_spares
+        self._unit = unit
         self._places = [rank if rank < self._num_places else SPARE for rank in range(comm.size)]
         self._hosts: list[str] = comm.allgather(MPI.Get_processor_name())
         self._past = list[object]()  # of earlier rounds: MPI may still write there
@@ -73,6 +86,11 @@ class SpareRanks:
     def place(self) -> int:
         """The place of this rank in the layout; SPARE for none."""
         return self._places[self._all.rank]
+
+    @property
+    def num_places(self) -> int:
+        """The places of the layout."""
+        return self._num_places
 
     @property
     def num_left(self) -> int:
@@ -119,11 +137,11 @@ class SpareRanks:
             return False
 
     def repair(self, kept: object) -> list[int]:
-        """Give the places of the dead to spares; return these places. Collective over all that live.
+        """Give the places of the dead to spares; return those places. Collective over all that live.
 
         A spare on the same node goes first. kept: what was under way.
 
-        Raises RankLostError, alike on all, if spares are too few.
+        Raises RankLostError, alike on all, if spares are too few, and there can't be fewer places.
         """
         shrunk = self._shrunk()
         was, now = self._all.Get_group(), shrunk.Get_group()
@@ -131,15 +149,20 @@ class SpareRanks:
         host_of = {place: host for place, host in zip(self._places, self._hosts) if place != SPARE}
         places = [self._places[rank] for rank in alive]
         hosts = [self._hosts[rank] for rank in alive]
-        spares = [rank for rank, place in enumerate(places) if place == SPARE]
         lost = sorted({*range(self._num_places)} - {*places})
-        for place in lost[: len(spares)]:
+        left = len(places) - len(places) % self._unit if self._unit else self._num_places
+        num_places = min(self._num_places, left)
+        places = [place if place < num_places else SPARE for place in places]
+        spares = [rank for rank, place in enumerate(places) if place == SPARE]
+        empty = sorted({*range(num_places)} - {*places})
+        for place in empty[: len(spares)]:
             taken = min(spares, key=lambda rank: (hosts[rank] != host_of[place], rank))
             spares.remove(taken)
             places[taken] = place
         self._past += [self._all, kept]
         self._all, self._places, self._hosts = shrunk, places, hosts
-        if len(places) < self._num_places:
+        self._num_places = num_places
+        if not 0 < num_places <= len(places):
             names = ", ".join(map(str, lost))
             raise RankLostError(
                 f"the ranks with places {names} have died, and there are too few spares (recovery.spares): "

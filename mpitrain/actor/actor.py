@@ -109,11 +109,9 @@ class Actor:
         self.stages = self._build(build)
         self.cutter = self._cutter()
         states = {number: stage.state for number, stage in self.stages.items()}
-        needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank))
+        needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank), mesh["dp"].rank)
         reserve(self.zero_groups, needed, self.site.dtype, device, training)
-        self.gradients = Gradients(
-            states, self.table, self.training, mesh, needed.waits, noise=config.run.noise_scale
-        )
+        self.gradients = Gradients(plan, states, self.training, mesh, needed.waits)
         plans = [stage.plan for stage in self.stages.values()]
         self.optimizer = optimizer_of(
             config, plans, self.gradients.pieces, mesh, owned_weights(self.stages)[0].master, device

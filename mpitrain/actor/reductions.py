@@ -21,17 +21,19 @@ from collections.abc import Sequence
 import torch
 
 from mpitrain.actor.stage_state import BucketState, StageState
+from mpitrain.actor.subtree_reduction import SubtreeReduction
 from mpitrain.comm.collectives import all_reduce, reduce_scatter
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.progress import Pending
 from mpitrain.optim import noise_scale
 from mpitrain.parallel.zero.shards import Gradient, ParameterShard, pieces_of
+from mpitrain.parallel.zero.tree_accumulation import TreeGradient
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.division.domains import DENSE
-from mpitrain.plan.division.gradient_accumulation import added_to, completed_by, group_of, summed_in
+from mpitrain.plan.division.gradient_accumulation import added_to, completed_by, summed_in
+from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.rounded_copies import TOGETHER
 from mpitrain.schedules.actions import Action
-from mpitrain.schedules.table import Table
 
 
 class Gradients:
@@ -41,25 +43,25 @@ class Gradients:
     counted by one rank.
     replicas: by domain, those that are counted here or by another rank of its axis `replicate`.
     waits: see Needed in plan/predict/pool_sizes.py.
-    noise: whether shards of a batch are compared with the whole (optim/noise_scale.py).
-    compared: pieces whose gradients are. squares_of_shards: of this rank's gradients of the step,
+    compared: pieces whose gradients of shards of a batch are compared with the whole
+    (optim/noise_scale.py). squares_of_shards: of this rank's gradients of the step,
     before they are summed.
     """
 
     def __init__(
         self,
+        plan: Plan,
         stages: dict[int, StageState],
-        table: Table,
         program: Sequence[Action],
         mesh: Mesh,
-        waits: Sequence[int] = (),
-        noise: bool = False,
+        waits: Sequence[int],
     ):
         self.stages = stages
-        self.table = table
+        self.table = table = plan.table
         self.mesh = mesh
         self._waits = waits
-        self._completed = completed_by(program, stages, table)
+        self._run = run = plan.run_of(mesh["dp"].rank)  # what is added up here
+        self._completed = completed_by(program, stages, table, run)
         owned = [
             (number, bucket) for number, stage in stages.items() for bucket in stage.buckets if bucket.owned
         ]
@@ -74,7 +76,7 @@ class Gradients:
         self.counted: list[ParameterShard] = []
         self.compared: list[ParameterShard] = []
         self.squares_of_shards: list[torch.Tensor] = []
-        self._noise = noise
+        self._noise = plan.config.run.noise_scale
         for number, bucket, piece in placed_pieces:
             if self._counts_or_replicates(number, bucket, piece.spec):
                 self.replicas.setdefault(bucket.plan.domain, []).append(piece)
@@ -103,7 +105,7 @@ class Gradients:
 
     def hold(self, action: Action) -> None:
         """Have buffers for what a backward, or one part of it, adds to."""
-        group = group_of(self.table, action.index)
+        group = self._run.group_of(action.index // self.table.segments)
         gradients = added_to(action, self.stages)
         if not all(gradient.holds(group) for gradient in gradients):
             self._make_room()
@@ -183,12 +185,13 @@ class Gradients:
             return
         while gradient.zero_group.sums_in_copies and len(self._reducing) >= TOGETHER:
             self._wait_for_oldest()
-        self._reducing.append(_Reduction(gradient, last))
+        uneven = isinstance(gradient, TreeGradient) and not gradient.zero_group.division.is_even
+        self._reducing.append(SubtreeReduction(gradient) if uneven else _Reduction(gradient, last))
         self.most_bytes = max(self.most_bytes, sum(reduction.num_bytes for reduction in self._reducing))
 
     def _begin(self) -> None:
         self._summing: dict[tuple[int, int], Pending] = {}  # by stage and bucket
-        self._reducing: deque[_Reduction] = deque()
+        self._reducing: deque[_Reduction | SubtreeReduction] = deque()
         # how often buffers were taken in this step, and reductions that are over
         self._takings = self._num_reduced = 0
 

@@ -8,8 +8,10 @@ from mpitrain.actor.reductions import Gradients
 from mpitrain.actor.stage import Stage
 from mpitrain.actor.step_work import Work, number_in_step
 from mpitrain.kernels.dropout import DropoutDraw
+from mpitrain.kernels.precision import TYPES
 from mpitrain.optim.loss_scale import LossScale
 from mpitrain.parallel.walk import Walk, run, run_together
+from mpitrain.plan.division.batch_division import sequences_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.routing import Routes
 from mpitrain.schedules.actions import Action
@@ -38,6 +40,7 @@ class Compute:
         self._loss_scale = loss_scale
         self._device = device
         self._dp_rank = dp_rank
+        self._run = plan.run_of(dp_rank)
         self.recorded: list | None = None
         # (microbatch, stage) whose activations aren't kept
         self._recomputed = {action[1:3] for row in plan.table.ranks for action in row if action.kind == "R"}
@@ -53,7 +56,7 @@ class Compute:
 
     def _end_forward(self, action: Action, made: torch.Tensor, work: Work) -> None:
         _, m, stage, part = action
-        if part is not None and part + 1 < len(self._stages[stage].parts):
+        if part is not None and part + 1 < len(self._stages[stage].parts) and not self._is_empty(m):
             work.inputs[stage, m] = made  # for the next part
         else:
             self._pass_on(action, made, work)
@@ -72,18 +75,24 @@ class Compute:
     def input_backward(self, action: Action, work: Work) -> None:
         """Run I: the gradients of inputs."""
         _, m, stage, part = action
+        if self._is_empty(m):
+            return self.backward(action, work)
         self._gradients.hold(action)
         walk = self._stages[stage].input_backward(m, self._grad_of_output(stage, m, work), part)
-        self._end_backward(action, run(walk, work.between), work)
+        return self._end_backward(action, run(walk, work.between), work)
 
     def weight_backward(self, action: Action, work: Work) -> None:
         """Run W: the gradients of weights that an I has left."""
+        if self._is_empty(action.index):
+            return
         self._gradients.hold(action)
         run(self._stages[action.stage].weight_backward(action.index, action.part), work.between)
         self._gradients.added(action)
 
     def recompute(self, action: Action, work: Work) -> None:
         """Run R: the forward of a microbatch again, whose activations F hasn't kept."""
+        if self._is_empty(action.index):
+            return
         walk = self._stages[action.stage].recompute(action.index, action.part)
         if not action.part:
             self._count_stash(work)
@@ -96,8 +105,26 @@ class Compute:
         self._end_forward(forward, made, work)
         self._end_backward(backward, grad, work)
 
+    def _is_empty(self, index: int) -> bool:
+        """Return whether other data ranks have a microbatch more than this one."""
+        return self._run.is_empty(index // self._table.segments)
+
+    def _empty_walk(self, action: Action, work: Work) -> Walk:
+        """Compute nothing of an empty microbatch; return something for the message that follows."""
+        _, m, stage, _ = action
+        for received in (work.inputs, work.grads):
+            received.pop((stage, m), None)
+        yield None
+        ends_here = self._stages[stage].last if action.kind == "F" else self._stages[stage].first
+        if ends_here:
+            return None
+        dtype = TYPES[self._plan.config.precision.compute]
+        return torch.zeros(self._plan.activation_shape(), dtype=dtype, device=self._device)
+
     def _forward_walk(self, action: Action, work: Work) -> Walk:
         _, m, stage, part = action
+        if self._is_empty(m):
+            return self._empty_walk(action, work)
         x = work.inputs.pop((stage, m), None)
         microbatch = work.microbatches[number_in_step(self._table, stage, m)]
         # validation is never replayed, and nothing of it is dropped
@@ -126,6 +153,8 @@ class Compute:
 
     def _backward_walk(self, action: Action, work: Work) -> Walk:
         _, m, stage, part = action
+        if self._is_empty(m):
+            return self._empty_walk(action, work)
         self._gradients.hold(action)
         return self._stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
 
@@ -144,7 +173,7 @@ class Compute:
         config = self._plan.config
         batch = config.batch
         number = number_in_step(self._table, stage, index) // self._table.segments
-        first = self._dp_rank * (batch.global_ // config.parallel.dp) + number * batch.micro
+        first = sequences_of(config, self._dp_rank).start + number * batch.micro
         sequences = range(first, first + batch.micro)
         dropout = DropoutDraw(config.run.seed, work.step, sequences)
         if self._plan.routing is None and self.recorded is None:
@@ -153,7 +182,7 @@ class Compute:
 
     def _pass_on(self, action: Action, made: torch.Tensor | None, work: Work) -> None:
         """Keep an activation or gradient for a stage of this rank, or for the send that follows."""
-        if made is None:  # the last backward
+        if made is None:  # the last backward, and the end of a microbatch that is empty
             return
         kind, m, stage, _ = action
         if kind == "F" and self._stages[stage].last:

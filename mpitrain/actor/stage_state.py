@@ -82,7 +82,7 @@ class StageState:
         for parameter in users:
             weights.bind(parameter)
         uses = [[parameter] for parameter in users] if plan.tied else [users]
-        gradient_type = TreeGradient if zero_group.tree else Gradient
+        gradient_type = TreeGradient if zero_group.division.in_tree else Gradient
         place = device if self._training else torch.device("meta")
         gradients = [gradient_type(layout, weights.master.dtype, place, zero_group) for _ in uses]
         for gradient, parameters in zip(gradients, uses):

@@ -382,7 +382,7 @@ class Watchdog:
             return
         text = f"mpitrain: {self._asked}{where}: the process is gone: {_reason(status)}"
         if self.met and self.has_spares:  # ranks that live end the job if there are too few
-            self.console.say(f"{text}; a spare takes its place")
+            self.console.say(f"{text}; the others repair the job")
             self._forget()
             return
         if not self.met:

@@ -211,7 +211,7 @@ class WatchdogClient:
             return ""
 
     def expect_spares(self) -> None:
-        """Have the watchdog not end the job for a rank that is gone: a spare takes its place."""
+        """Have the watchdog not end the job for a rank that is gone: the others repair it."""
         self._has_spares = True
         with suppress(OSError):
             self.tell(messages.SPARES, 0, "")

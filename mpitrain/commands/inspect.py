@@ -197,7 +197,19 @@ def show_program(
     at = plan.axes.grid.coordinates(rank)
     title = "\n".join([*notes, ""]) if notes else ""
     title += f"# rank {rank}: tp {at['tp']}, cp {at['cp']}, dp {at['dp']}, pp {at['pp']}"
+    if not plan.division.is_even:
+        title += f"\n# {_run_of(plan, at['dp'])}"
     return f"{title}\n{format_program(programs[at['pp']], width)}" + (_traffic(plan, rank) if traffic else "")
+
+
+def _run_of(plan: Plan, dp_rank: int) -> str:
+    """Say which microbatches of the step a data rank has, and which of its program are empty."""
+    leaves = plan.division.run(dp_rank).leaves
+    words = (
+        f"microbatches {leaves.start} to {leaves.stop - 1} of the {plan.division.num_microbatches} of a step"
+    )
+    empty = range(len(leaves), plan.num_microbatches)
+    return words + (f"; empty: {', '.join(map(str, empty))}" if empty else "")
 
 
 def _traffic(plan: Plan, rank: int) -> str:
@@ -297,7 +309,7 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     matched = counted(report.num_messages, "messages")
     return (
         f"{_picture(plan)}\n\ntp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, "
-        f"{name}, {each} each\n{notes}"
+        f"{name}, {each} each{_unequal(plan)}\n{notes}"
         f"proved: {report.num_actions} instructions complete and in order, {matched} matched, no deadlock "
         "without buffering\nmicrobatches in flight at most, per pipeline rank: "
         f"{peaks}{_divided(programs, report, parallel)}" + "".join(f"\n{line}" for line in filter(None, said))
@@ -313,6 +325,14 @@ def _picture(plan: Plan) -> str:
         f"The grid has {lines:,} lines or more: `mpitrain schedule`, with --out picture.svg, draws schedules "
         "of any size"
     )
+
+
+def _unequal(plan: Plan) -> str:
+    """Say that some microbatches of the program are empty, on some data ranks."""
+    numbers, most = plan.division.numbers, plan.division.most_subtrees
+    if plan.division.is_even:
+        return ""
+    return f", of which data ranks have {numbers} and sum up to {most} subtrees of gradients"
 
 
 def _divided(programs: Sequence[Sequence[Action]], report: Proof, parallel: Parallel) -> str:

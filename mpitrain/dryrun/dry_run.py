@@ -307,6 +307,8 @@ def _title(plan: Plan, world: World, options: DryRunOptions, asleep: Asleep | No
     )
     work = f"asleep for what {asleep.words}" if asleep else "nothing is computed"
     each = counted(plan.num_microbatches, "microbatches")
+    if not plan.division.is_even:
+        each = f"{plan.division.numbers} microbatches"
     layout = f"{plan.axes.grid}; {plan.config.pipeline.schedule}, {each} a rank"
     where = f"{counted(world.size, 'ranks')} on {counted(world.num_nodes, 'nodes')}"
     title = f"dry run of {where}, {layout}; {length}, {work}"

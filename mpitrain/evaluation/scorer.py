@@ -16,6 +16,7 @@ from mpitrain.data.documents import IGNORED
 from mpitrain.errors import CheckpointError
 from mpitrain.evaluation.windows import Questions, Score, ScoreRequest
 from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.plan.division.batch_division import sequences_of
 from mpitrain.plan.plan import Plan
 
 # row, summed loss, tokens that weren't likeliest, sum of likeliest tokens
@@ -71,11 +72,10 @@ class Scorer:
     def _score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
         """Return the scores of the rows of a step, on all ranks."""
         config = self._plan.config
-        local = config.batch.global_ // config.parallel.dp
-        first = self._actor.mesh["dp"].rank * local
-        tokens = np.zeros((local, config.data.sequence + 1), np.int64)
-        scored = np.zeros((local, config.data.sequence), bool)
-        for row, request in enumerate(requests[first : first + local]):
+        mine = sequences_of(config, self._actor.mesh["dp"].rank)
+        tokens = np.zeros((len(mine), config.data.sequence + 1), np.int64)
+        scored = np.zeros((len(mine), config.data.sequence), bool)
+        for row, request in enumerate(requests[mine.start : mine.stop]):
             length = len(request.tokens)
             tokens[row, :length] = request.tokens
             scored[row, length - 1 - request.num_scored : length - 1] = True
@@ -84,13 +84,13 @@ class Scorer:
         microbatches = self._actor.cutter.cut(rows, None, counted)
         made = self._actor.score(microbatches)
         segments = self._plan.table.segments  # of a row: each has sums of its own
-        mine: list[RowSums] = []
+        sums: list[RowSums] = []
         if self._actor.mesh["tp"].rank == 0:  # the ranks of tp have the same
             for number, scores in made.items():
-                row = first + number // segments * config.batch.micro
-                mine += _sums_of_rows(row, microbatches[number], scores)
+                row = mine.start + number // segments * config.batch.micro
+                sums += _sums_of_rows(row, microbatches[number], scores)
         whole = all(scores.dim() == 3 for scores in made.values())
-        of_ranks = self._world.all_gather("scores", (mine, whole, self._stopping()))
+        of_ranks = self._world.all_gather("scores", (sums, whole, self._stopping()))
         if not all(whole for _, whole, _ in of_ranks):
             raise CheckpointError(
                 "the model's own head doesn't give scores of positions (Microbatch.scoring); evaluate it "

@@ -63,6 +63,8 @@ class MicrobatchCutter:
     ) -> list[Microbatch]:
         """Return the rank's microbatches of a step, segment after segment.
 
+        Where other data ranks have more, those that it lacks are empty, and stand last.
+
         tokens: the rows, [batch, sequence + 1].
         Inputs and targets are those of this rank's positions; targets are one position ahead in the
         row, wherever that is.
@@ -80,7 +82,8 @@ class MicrobatchCutter:
             repeat(None) if documents is None else self._documents_of_segments(documents),
             zip(*map(self._segments_of, further)) if further else repeat(()),
         )
-        return [Microbatch(*segment) for segment in zip(*fields)]
+        cut = [Microbatch(*segment) for segment in zip(*fields)]
+        return cut + [Microbatch()] * (self._num_microbatches * self._segments - len(cut))
 
     def _segments_of(self, rows: torch.Tensor) -> list[torch.Tensor]:
         here = rows[:, self.positions.to(rows.device)]

@@ -34,6 +34,7 @@ from mpitrain.comm.base.grid import Grid
 from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.parameters import EXPERT
 from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.division.batch_division import division_of
 from mpitrain.plan.division.domains import DENSE, DOMAINS
 from mpitrain.plan.settings.dispatch import near_ranks
 from mpitrain.schedules.table import Table
@@ -102,6 +103,7 @@ class Axes:
     mirrored: there are two copies of the model.
     matrices: parts of matrices are exchanged.
     context: the kind of attention over cp.
+    subtrees: data ranks exchange shards of subtrees (plan/division/batch_division.py).
     num_metrics: numbers that layers make besides their outputs (actor/step_totals.py).
     folded: ep, etp, and ranks that divide the state of experts among them; None: there are no
     experts.
@@ -120,6 +122,7 @@ class Axes:
     folded: tuple[int, int, int] | None = None
     near: int = 0
     partner: int = 0
+    subtrees: bool = False
 
     def of(self, rank: int) -> dict[str, Sequence[int]]:
         """Return the ranks of each axis that `rank` is on, itself included, in the order of the axis."""
@@ -245,8 +248,9 @@ class Axes:
             for name in ("data", "model")
         }
         traffic_by_axis = CARRIED | totals | {"cp": ATTENTION[self.context]}
+        more_of_shards = carried("all_to_all") if self.subtrees else NOTHING
         for domain in DOMAINS.values():
-            for name, more in zip(domain[:3], OF_DOMAIN):
+            for name, more in zip(domain[:3], (OF_DOMAIN[0].combined(more_of_shards), *OF_DOMAIN[1:])):
                 traffic_by_axis[name] = traffic_by_axis.get(name, NOTHING).combined(more)
         return {
             name: traffic_by_axis.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING
@@ -272,6 +276,7 @@ def axes_of(config: ResolvedConfig, table: Table, tied: bool, num_metrics: int =
         else None,
         near=near_ranks(config),
         partner=partner_of(config),
+        subtrees=not division_of(config).is_even,
     )
 
 

@@ -28,6 +28,7 @@ from mpitrain.plan.axes import Axes, axes_of
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Sizes
 from mpitrain.plan.declared.parameters import Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.division.batch_division import BatchDivision, TreeRun, division_of, odd_part
 from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 from mpitrain.plan.division.stages import StagePlan, stages_of
 from mpitrain.plan.program import LoweredPrograms, Programs
@@ -115,8 +116,20 @@ class Plan:
 
     @property
     def num_microbatches(self) -> int:
-        """Of a step, on each data-parallel rank."""
+        """Of a step, on each data-parallel rank; the last ones of some ranks can be empty."""
         return num_microbatches(self.config)
+
+    @cached_property
+    def division(self) -> BatchDivision:
+        """How the microbatches of a step are divided over data ranks."""
+        return division_of(self.config)
+
+    def run_of(self, dp_rank: int) -> TreeRun:
+        """Return the microbatches of a data rank, of each copy of the model."""
+        if not self.division.is_even:
+            return self.division.run(dp_rank)
+        number = self.table.num_microbatches // self.table.segments
+        return TreeRun(range(dp_rank * number, (dp_rank + 1) * number), odd_part(number))
 
     @cached_property
     def shortest(self) -> "Plan":

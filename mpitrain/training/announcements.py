@@ -63,7 +63,7 @@ class Announcements:
         count = sum(spec.numel for spec in self.plan.parameters())
         yield (
             f"ranks: {self.mesh.size}, nodes: {self.world.num_nodes}, {self.mesh.grid}; "
-            f"{config.pipeline.schedule}, microbatches a rank: {self.plan.num_microbatches}; "
+            f"{config.pipeline.schedule}, microbatches a rank: {self.plan.division.numbers}; "
             f"{self.placement.device.type}, threads a rank: {torch.get_num_threads()}"
         )
         yield (

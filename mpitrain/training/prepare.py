@@ -21,9 +21,9 @@ from mpitrain.cluster.rundir import RunDir, read_with_origins
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.mpi_errors import is_of_lost_rank
-from mpitrain.comm.base.spare_ranks import require_fault_tolerance
+from mpitrain.comm.base.spare_ranks import is_enabled, require_fault_tolerance, survives_deaths
 from mpitrain.comm.base.world import World, connect
-from mpitrain.config import Config, LoadedConfig, as_override, plugins_of
+from mpitrain.config import Config, LoadedConfig, RecoveryTable, as_override, plugins_of
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
 from mpitrain.errors import ConfigError, DataError, InputError
 from mpitrain.inputs import is_there, kind_of, shown
@@ -52,11 +52,16 @@ from mpitrain.training.tokenizing import OneTokenizer
 
 
 class JoinedRanks(NamedTuple):
-    """All ranks that were started, with one configuration. notes: for the user."""
+    """All ranks that were started, with one configuration.
+
+    notes: for the user.
+    survives: whether the job lives when a rank dies.
+    """
 
     asked: LoadedConfig
     world: World
     notes: list[str]
+    survives: bool
 
 
 def open_run(
@@ -87,8 +92,9 @@ def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> Jo
         # scheduler's command
         if first:
             watch_time(read.config, guard, notes.append)
-    spares = read.config.recovery.spares if isinstance(read, LoadedConfig) else 0
-    world = connect(guard.place, lambda: bool(guard.requests.why()), revocable=spares > 0)
+    recovery = read.config.recovery if isinstance(read, LoadedConfig) else RecoveryTable()
+    survives = recovery.spares > 0 or (recovery.shrink and is_enabled())
+    world = connect(guard.place, lambda: bool(guard.requests.why()), revocable=survives)
     guard.join(world)
     # a shell had a rank of an earlier job in its environment
     if isinstance(read, LoadedConfig) and world.rank == 0 and not first:
@@ -96,7 +102,7 @@ def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> Jo
     guard.place.enter("start", "checking the configuration", BUSY)
     asked = world.on_every_rank("checking the configuration", lambda: _checked(read, world.size))
     require_same_configuration(world, asked.config)
-    return JoinedRanks(asked, world, notes)
+    return JoinedRanks(asked, world, notes, survives and survives_deaths())
 
 
 def open_joined(
@@ -112,7 +118,7 @@ def open_joined(
     a run is changed, for whatever the user has to change, and StoppedEarly on all ranks when one has to
     leave before it is done.
     """
-    asked, world, notes = joined
+    asked, world, notes, _ = joined
     first = world.rank == 0
     with guard.place.at("start", "reading model.init", BUSY):
         asked, begun, said = world.on_every_rank("reading model.init", lambda: begun_from_init(asked))

@@ -1,4 +1,4 @@
-"""`mpitrain run` on all ranks it was started with, some of which may die (recovery.spares).
+"""`mpitrain run` on all ranks it was started with, some of which may die (recovery.spares, .shrink).
 
     join       MPI starts; the configuration is the same on all ranks
     a round    ranks with a place in the layout open the run and train; spares wait, with torch loaded
@@ -6,7 +6,8 @@
                the places of the dead (comm/base/spare_ranks.py), and the next round begins in the same
                processes, as a start does: from the copies in memory, or from the newest checkpoint
 
-Without spares there is one round, and a death ends the job.
+With too few spares the next round has fewer data ranks, if recovery.shrink says so. Without both
+there is one round, and a death ends the job.
 """
 
 import gc
@@ -23,6 +24,7 @@ from mpitrain.comm.base.mpi_errors import is_of_lost_rank
 from mpitrain.comm.base.spare_ranks import SPARE, SpareRanks
 from mpitrain.comm.base.world import World
 from mpitrain.errors import InputError, MpitrainError
+from mpitrain.plan.settings.partner import ranks_of_replica
 from mpitrain.training.agreement import watch_time
 from mpitrain.training.prepare import JoinedRanks, join_ranks, open_joined
 from mpitrain.training.replay.record_request import RecordRequest
@@ -41,7 +43,7 @@ def run(
     """Open a run and train; return the exit code. Collective over all ranks; raises as open_joined() does."""
     joined = join_ranks(path, overrides, guard)
     one_round = _Round(path, overrides, guard, record, calibrate)
-    if not joined.asked.config.recovery.spares:
+    if not joined.survives:
         return one_round.train(joined)
     return _Rounds(joined, one_round, guard).run()
 
@@ -111,7 +113,9 @@ class _Rounds:
         self._error: MpitrainError | None = None  # that ended a round on all ranks
         self._world: World | None = None  # of the round, on a rank with a place
         self._repairs = 0
-        self._spares = SpareRanks(joined.world.comm, self._config.recovery.spares)
+        recovery = self._config.recovery
+        unit = ranks_of_replica(self._config) if recovery.shrink else 0
+        self._spares = SpareRanks(joined.world.comm, recovery.spares, unit)
         guard.watchdog.expect_spares()
         # Open MPI's hangs now and then when a rank has died; mpirun --with-ft ulfm needs none
         guard.finalizes = False
@@ -193,10 +197,13 @@ class _Rounds:
         in_flight = None if self._world is None else self._world.in_flight
         self._world = None
         self._round.leave()
+        before = self._spares.num_places
         with place.at("repair", "for all ranks that live, to replace the dead", WAITING):
             lost = self._spares.repair(in_flight)
         self._repairs += 1
         seconds = time.monotonic() - begin_s
         names = f"rank{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
         taken = f"spares took the place{'s' * (len(lost) > 1)} of {names}" if lost else "a spare has died"
+        if self._spares.num_places < before:
+            taken = f"{names} of {before} died, and the run resumes with {self._spares.num_places}"
         self._notes = [f"repaired in {seconds:.2f} s: {taken}, spares left: {self._spares.num_left}"]

@@ -20,6 +20,7 @@ from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
 from mpitrain.data.tokens import describe, open_ends, open_tokens
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.inputs import kind_of, shown
+from mpitrain.plan.division.batch_division import sequences_of
 from mpitrain.plan.division.sequence import placement_of
 from mpitrain.training.corpora import PreparedCorpus
 
@@ -71,8 +72,8 @@ class StepDocuments:
         self._rows = slice(0, batch)  # of the batch
         if rank is not None:
             at = _coordinates(self.config, rank)
-            local = batch // self.config.parallel.dp
-            self._rows = slice(at["dp"] * local, (at["dp"] + 1) * local)
+            mine = sequences_of(self.config, at["dp"], batch)
+            self._rows = slice(mine.start, mine.stop)
             self.positions = _positions(self.config, at["cp"], length)
         self._ends = np.asarray(open_ends(self.rundir.data))
         self._tokens = open_tokens(self.rundir.data)

@@ -14,6 +14,7 @@ from mpitrain.actor.actor import Actor
 from mpitrain.data.mixture import Samplers, batch_slots
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.parallel.microbatch import Microbatch
+from mpitrain.plan.division.batch_division import sequences_of
 
 
 class StepRows:
@@ -76,5 +77,5 @@ class StepRows:
 
     def _slots(self, sampler: Samplers, first: int) -> list[int]:
         """Return the places of this rank's sequences in the order of the text."""
-        local = self.num_sequences // self._actor.config.parallel.dp
-        return batch_slots(sampler, first, self.num_sequences)[self._dp_rank * local :][:local]
+        mine = sequences_of(self._actor.plan.run_config, self._dp_rank, self.num_sequences)
+        return batch_slots(sampler, first, self.num_sequences)[mine.start : mine.stop]

@@ -187,6 +187,33 @@ def test_sums_in_a_tree_have_the_same_bits_for_every_dp(world, zero, slots):
         )
 
 
+UNEQUAL = [
+    (8, ("parallel.dp=3", "parallel.zero=1")),
+    (12, ("parallel.dp=3", "parallel.zero=2", "memory.recompute=full")),  # 4 groups of 3
+    (16, ("parallel.dp=3", "parallel.zero=3")),
+    (32, ("parallel.dp=3", "parallel.zero=3", "parallel.gather=step")),
+    (8, ("parallel.dp=3", "model.family=mixtral", "experts.count=4", "experts.balance=bias")),
+]
+
+
+@pytest.mark.sizes(4)
+@pytest.mark.parametrize(("slots", "layout"), but_for(UNEQUAL, [UNEQUAL[3]]), ids=str)
+def test_unequal_numbers_of_microbatches_have_the_same_bits(world, slots, layout):
+    """Against one rank; data ranks have 3, 3 and 2 of 8, and one of them an empty one."""
+    if world.size != 4:
+        pytest.skip("3 of 4 ranks tell")
+    model = tuple(key for key in layout if key.startswith(("model.", "experts.")))
+    common = ("numerics.reproducible=layout", f"batch.global={slots}", "batch.micro=1", *model)
+    lines, weights = alone(world, *common, "parallel.dp=1")
+    some = world.Split(world.rank // 3, world.rank)
+    found, right = [None], True
+    if world.rank < 3:
+        found = train(some, resolved(some, *common, *layout))
+        right = found[0] == lines and all((weights[name] == found[1][name]).all() for name in weights)
+    agree(world, right, f"{layout}: {found[0]} instead of {lines}")
+    some.Free()
+
+
 FLAT = [("parallel.zero=3", "parallel.dp={all}"), ("parallel.pp=2", "parallel.dp={half}", "parallel.zero=2")]
 
 

@@ -513,6 +513,26 @@ def test_a_job_with_spares_restarts_on_nodes_that_answer(
     assert found == code and said in "\n".join(lines), lines
 
 
+def test_a_job_without_spare_nodes_shrinks_to_those_that_answer(folder, monkeypatch):
+    """Its next start has a node again that answers again."""
+    monkeypatch.setattr(spare_nodes, "ANSWER_S", 2.0)
+    Path("bin").mkdir()
+    command(folder / "bin/srun", SRUN)
+    command(folder / "bin/scontrol", "#!/bin/sh\nprintf '%s\\n' a b c\n")
+    monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "site")
+    nodes = spare_nodes.SpareNodes(3, 2, shrinks=True)
+    for silent, chosen in (("b", "a,c"), ("", "a,b,c"), ("a\nb", "c")):
+        Path("silent").write_text(silent)
+        nodes.exclude_lost()
+        count = len(chosen.split(","))
+        placed = [f"--nodes={count}", f"--ntasks={2 * count}", f"--nodelist={chosen}"]
+        assert nodes.lack() == "" and nodes.command(["srun", "true"]) == ["srun", *placed, "true"]
+    Path("silent").write_text("a\nb\nc")
+    nodes.exclude_lost()
+    assert "0 answer" in nodes.lack()
+
+
 def test_a_new_job_leaves_out_nodes_that_an_earlier_one_found_to_be_unhealthy(folder, monkeypatch):
     Path("bin").mkdir()
     Path("silent").touch()

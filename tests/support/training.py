@@ -76,6 +76,7 @@ def train(world, config, look=lambda actor: None, device=None, before=lambda act
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.communicators import build_mesh
     from mpitrain.model.families.catalog import plan_of
+    from mpitrain.plan.division.batch_division import sequences_of
 
     plan = plan_of(config)
     device = device or torch.device("cpu")
@@ -83,10 +84,11 @@ def train(world, config, look=lambda actor: None, device=None, before=lambda act
     actor = Actor(plan, mesh, device)
     # fewer: documents are shorter
     tokens, separator = (30, 7) if config.data.documents == "separate" else (256, None)
+    mine = sequences_of(config, mesh["dp"].rank)
     lines = []
     for step in range(1, STEPS + 1):
         rows = torch.from_numpy(np.random.default_rng(step).integers(0, tokens, (config.batch.global_, 17)))
-        microbatches = actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank].to(device), separator)
+        microbatches = actor.cutter.cut(rows[mine.start : mine.stop].to(device), separator)
         if step == 1:
             before(actor, microbatches)
         result = actor.run_step(step, microbatches, 1e-2)

@@ -3,6 +3,8 @@
 4 nodes, 1 of them spare   srun --nodes=3 --ntasks=12 --nodelist=a,b,c mpitrain run ...
 b is lost                  every node is asked for `true`; b doesn't answer, and is excluded
 the next start             srun --nodes=3 --ntasks=12 --nodelist=a,c,d mpitrain run ...
+c is lost, too             no spare is left; with recovery.shrink the next start has 2 nodes, and a
+                           later one as many as answer then, 3 at most
 """
 
 import os
@@ -22,13 +24,16 @@ class SpareNodes:
     """Chooses `count` nodes of this allocation, each for so many ranks.
 
     excluded: those that were lost, err or are slow.
+    shrinks: whether fewer do, where no others are left.
     """
 
-    def __init__(self, count: int, ranks_per_node: int):
+    def __init__(self, count: int, ranks_per_node: int, shrinks: bool = False):
         self._count = count
         self._ranks_per_node = ranks_per_node
+        self._shrinks = shrinks
         self._names = _names_of(os.environ.get(NODES, ""))
         self.excluded: list[str] = []
+        self._lost: list[str] = []
         if len(self._names) < count:
             raise ConfigError(
                 f"--nodes {count}: found {counted(len(self._names), 'nodes')} in this job ({NODES}), "
@@ -41,17 +46,22 @@ class SpareNodes:
         launcher, *words = command
         if os.path.basename(launcher) != "srun":
             raise ConfigError(f"COMMAND begins with {shown(launcher)}, needed is srun with --nodes")
-        ranks = self._count * self._ranks_per_node
-        nodes = ",".join(self._usable()[: self._count])
-        placed = f"--nodes={self._count}", f"--ntasks={ranks}", f"--nodelist={nodes}"
+        nodes = self._usable()[: self._count]
+        ranks = len(nodes) * self._ranks_per_node
+        placed = f"--nodes={len(nodes)}", f"--ntasks={ranks}", f"--nodelist={','.join(nodes)}"
         return [launcher, *placed, *words]
 
     def exclude_lost(self) -> str:
-        """Exclude the nodes that don't answer; return what is to be said of it."""
-        asked = {name: _asked(name) for name in self._usable()}
+        """Exclude the nodes that don't answer; return what is to be said of it.
+
+        Where a run shrinks, those that were lost are asked again.
+        """
+        again = self._lost if self._shrinks else []
+        asked = {name: _asked(name) for name in (*self._usable(), *again)}
         end = time.monotonic() + ANSWER_S
         lost = [name for name, process in asked.items() if not _answers(process, end)]
-        self.excluded += lost
+        self.excluded = [name for name in self.excluded if name not in again] + lost
+        self._lost = lost
         return f"excluded {', '.join(lost)}, without an answer within {ANSWER_S:.0f} s" if lost else ""
 
     def exclude_unhealthy(self, why_of_nodes: Mapping[str, str]) -> str:
@@ -69,7 +79,7 @@ class SpareNodes:
     def lack(self) -> str:
         """Say so if fewer nodes are left than are needed."""
         left = self._usable()
-        if len(left) >= self._count:
+        if len(left) >= self._count or (self._shrinks and left):
             return ""
         return f"{self._count} nodes are needed, and {len(left)} answer: the queue has to give others"
 

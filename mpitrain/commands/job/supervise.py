@@ -66,6 +66,13 @@ class _Launches:
         self.asked = number
 
 
+def spare_nodes(
+    count: int, ranks_per_node: int, config: str | None, overrides: tuple[str, ...]
+) -> SpareNodes:
+    """Return the nodes of this allocation, of which a run uses `count`. Raises ConfigError."""
+    return SpareNodes(count, ranks_per_node, settings.load(config, overrides).recovery.shrink)
+
+
 def main(
     command: Sequence[str],
     config: str | None,

@@ -26,6 +26,7 @@ from mpitrain.errors import DONE, ConfigError, counted
 from mpitrain.measuring.device import rate_of_products
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.division.batch_division import sequences_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.expert_load import CountedLoad, counts_of
 from mpitrain.plan.predict.step_time.machine import MachineRates
@@ -165,8 +166,8 @@ def _timed(
     clock = clock_of(placement.device)
     with guard.place.at("build", "building the model", BUSY):
         actor = Actor(plan, mesh, placement.device, place=guard.place, compiled=placement.compiled)
-    batch = plan.config.batch
-    shape = batch.global_ // plan.config.parallel.dp, plan.config.data.sequence + 1
+    mine = sequences_of(plan.config, mesh["dp"].rank)
+    shape = len(mine), plan.config.data.sequence + 1
     numbers = torch.Generator().manual_seed(mesh["dp"].rank)
     tokens = torch.randint(0, plan.config.model.vocab, shape, generator=numbers).to(placement.device)
     microbatches = actor.cutter.cut(tokens)

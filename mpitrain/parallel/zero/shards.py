@@ -41,16 +41,19 @@ from mpitrain.parallel.zero.initial import initialise
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.pool import Pool
 from mpitrain.plan.declared.parameters import Spec
+from mpitrain.plan.division.batch_division import BatchDivision, division_of
 from mpitrain.plan.division.buckets import Layout
 from mpitrain.plan.division.domains import COUNTED, domains_of, drops_weights
 from mpitrain.plan.predict.pool_sizes import Needed
+
+ONE_MICROBATCH = BatchDivision(1, 1, in_tree=False)
 
 
 class ZeroGroup:
     """How far the state of a domain is divided, and over which ranks. Without axes, this rank has everything.
 
     each: gradients are reduced after every microbatch.
-    tree: microbatches are summed in a tree (parallel/zero/tree_accumulation.py).
+    division: of the microbatches of a step; in a tree, see parallel/zero/tree_accumulation.py.
     wire: what gradients are rounded to before they are sent; None, if they aren't.
     offload: master weights are in host memory.
     exact: weights are computed with as the optimiser has them, whatever the others are rounded to.
@@ -61,14 +64,14 @@ class ZeroGroup:
     """
 
     def __init__(self, stage: int = 0, shard: Axis | None = None, replicate: Axis | None = None, *,
-        each: bool = False, tree: bool = False, wire: torch.dtype | None = None, offload: bool = False,
-        exact: bool = False, drops_weights: bool = False, cores: int = 1,
+        each: bool = False, division: BatchDivision = ONE_MICROBATCH, wire: torch.dtype | None = None,
+        offload: bool = False, exact: bool = False, drops_weights: bool = False, cores: int = 1,
     ):  # fmt: skip
         self.stage = stage
         self.shard = shard
         self.replicate = replicate
         self.each = each
-        self.tree = tree
+        self.division = division
         self.wire = wire
         self.exact = exact
         self.offload = offload
@@ -78,7 +81,9 @@ class ZeroGroup:
         self.drops_weights = drops_weights
         # the axis that reads the gradients of the others first
         self._reduced = shard if self.size > 1 else replicate
-        self.weights, self.gradients = Pool(self.allocate), Pool(self.allocate)
+        # ranks with unequal microbatches hold other buffers
+        allocate = self.allocate if division.is_even else _zeros
+        self.weights, self.gradients = Pool(self.allocate), Pool(allocate)
 
     def type_of_weights(self, dtype: torch.dtype) -> torch.dtype:
         """Return the type of weights beside those of `dtype`."""
@@ -87,7 +92,7 @@ class ZeroGroup:
     @property
     def sums_in_copies(self) -> bool:
         """Whether a sum over data ranks holds memory besides the buffers of gradients."""
-        return self.wire is not None
+        return self.wire is not None or not self.division.is_even
 
     @property
     def sums_whole(self) -> bool:
@@ -115,7 +120,7 @@ def zero_groups_of(config: Config, mesh: Mesh) -> dict[str, ZeroGroup]:
     """Return how a rank divides the state of each domain."""
     facts = {
         "each": config.parallel.reduce == "microbatch",
-        "tree": config.numerics.reproducible == "layout",
+        "division": division_of(config),
         "offload": config.memory.offload in ("optimizer", "all"),
         "cores": mesh.cores_of_rank,
     }
@@ -339,11 +344,11 @@ class Gradient:
         elif self.zero_group.each:
             self.shard.zero_()
 
-    def holds(self, group: int) -> bool:
+    def holds(self, group: range) -> bool:
         """Whether there is a buffer to add to."""
         return self.whole is not None
 
-    def hold(self, group: int) -> None:
+    def hold(self, group: range) -> None:
         """Have a buffer to add to, from the pool if there is none yet.
 
         group: of microbatches that are summed apart.
@@ -353,7 +358,7 @@ class Gradient:
             self._look_at(self.whole)
             self._begin()
 
-    def complete(self, group: int) -> None:
+    def complete(self, group: range) -> None:
         """Nothing more will be added by a group of microbatches."""
 
     def finish(self) -> None:

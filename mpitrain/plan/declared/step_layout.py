@@ -135,7 +135,7 @@ class StepLayout(NamedTuple):
 
     @property
     def num_microbatches(self) -> int:
-        return self.batch // (self.dp * self.micro)
+        return -(-self.batch // (self.dp * self.micro))
 
     @property
     def rank_of(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from mpitrain.plan.declared.parameters import EXPERT
+from mpitrain.plan.division.batch_division import TreeRun
 from mpitrain.plan.division.buckets import BucketPlan
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.table import Table
@@ -35,25 +36,23 @@ class StageLike(Protocol):
     def buckets(self) -> Sequence[BucketLike]: ...
 
 
-def group_of(table: Table, index: int) -> int:
-    """Return the group of a microbatch, or of a segment of one."""
-    return index // table.segments // odd_part(table.num_microbatches // table.segments)
-
-
-Completed = Mapping[Action, list[tuple[Any, int]]]
+Completed = Mapping[Action, list[tuple[Any, range]]]
 
 
 def completed_by(
     program: Sequence[Action],
     stages: Mapping[int, StageLike],
     table: Table,
+    run: TreeRun,
 ) -> Completed:
     """Return which groups of which gradients are complete after an instruction of this rank's program."""
-    last: dict[tuple[int, int], tuple[Action, Any]] = {}
+    last: dict[tuple[int, range], tuple[Action, Any]] = {}
     for action in program:
         for gradient in added_to(action, stages):
-            last[id(gradient), group_of(table, action.index)] = action, gradient
-    completed: dict[Action, list[tuple[Any, int]]] = {}
+            microbatch = action.index // table.segments
+            if not run.is_empty(microbatch):
+                last[id(gradient), run.group_of(microbatch)] = action, gradient
+    completed: dict[Action, list[tuple[Any, range]]] = {}
     for (_, group), (action, gradient) in last.items():
         completed.setdefault(action, []).append((gradient, group))
     return completed
@@ -84,8 +83,3 @@ def summed_in(bucket: BucketLike, stages: Mapping[int, StageLike]) -> list[Any]:
         if bucket.plan.tied and other.plan.tied and other is not bucket
     ]
     return [gradient for tied in (bucket, *others) for gradient in tied.gradients]
-
-
-def odd_part(number: int) -> int:
-    """Return the largest odd divisor."""
-    return number // (number & -number)

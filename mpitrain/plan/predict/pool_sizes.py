@@ -10,14 +10,15 @@ gradients  from the first backward that adds to them until they are reduced. A r
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
+from mpitrain.plan.division.batch_division import Sums, TreeRun
 from mpitrain.plan.division.domains import domains_of, drops_weights, lends_gradients
 from mpitrain.plan.division.gradient_accumulation import (
     StageLike,
     added_to,
     completed_by,
-    group_of,
     summed_in,
 )
 from mpitrain.plan.plan import Plan
@@ -28,6 +29,7 @@ from mpitrain.schedules.pairs import grouped
 
 TRAINING = "training"
 EVALUATION = "evaluation"
+ALL = range(0)  # microbatches, where they are added to one buffer
 Borrowed = dict[str, list[Stay]]  # by domain, in the order in which they are taken
 
 
@@ -43,8 +45,13 @@ class Needed(NamedTuple):
     waits: list[int]
 
 
-def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
-    """Return what the programs of a pipeline rank will borrow. place: as in held_by."""
+def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST, dp_rank: int | None = None) -> Needed:
+    """Return what the programs of a pipeline rank will borrow.
+
+    place: as in held_by.
+    dp_rank: whose microbatches; None: of the data rank that borrows most.
+    """
+    run = plan.run_of(plan.division.fullest if dp_rank is None else dp_rank)
     lends = lends_gradients(plan.config.parallel)
     stages = held_by(plan, rank, place)
     training = plan.lowered_training.ranks[rank]
@@ -56,7 +63,7 @@ def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> Needed:
     borrowed: Borrowed = {}
     waits: list[int] = []
     if lends or plan.config.numerics.reproducible == "layout":
-        played = _Gradients(plan, rank, stages, lends)
+        played = _Gradients(plan, rank, stages, lends, run)
         borrowed, waits = played.lender.borrowed(), played.waits
     domains = domains_of(plan.config)
     of_weights = {name: _arena(name, weights) for name in domains}
@@ -82,7 +89,7 @@ class _Lender:
         self.takings = 0
         self._stays: dict[str, list[list[int]]] = defaultdict(list)
         self._open: dict[object, list[int]] = {}
-        self._sent: list[list[int]] = []  # in the order in which they were
+        self._sent: list[list[list[int]]] = []  # by reduction, in the order in which they were
 
     def has(self, key: object) -> bool:
         return key in self._open
@@ -92,20 +99,19 @@ class _Lender:
         self._open[key] = [length, self.takings - 1, 0]
         self._stays[domain].append(self._open[key])
 
-    def send(self, key: object) -> None:
-        """Have a buffer reduced: it isn't added to any more, and not free yet."""
-        self._sent.append(self._open.pop(key))
+    def send(self, keys: Sequence[object]) -> None:
+        """Have buffers reduced together: they aren't added to any more, and not free yet."""
+        self._sent.append([self._open.pop(key) for key in keys])
 
     def arrive(self, number: int) -> None:
-        """Have the first so many buffers that were sent free for the next taking."""
-        for stay in self._sent[:number]:
+        """Have the buffers of the first so many reductions free for the next taking."""
+        for stay in chain(*self._sent[:number]):
             stay[2] = self.takings
         del self._sent[:number]
 
     def give_back(self, key: object) -> None:
         """Have a buffer free for the next taking."""
-        self.send(key)
-        self._sent.pop()[2] = self.takings
+        self._open.pop(key)[2] = self.takings
 
     def borrowed(self) -> Borrowed:
         """Return all buffers; those that nobody gave back stay to the end."""
@@ -142,25 +148,29 @@ def reductions_of(plan: Plan, rank: int) -> list[tuple[Any, str, int]]:
 
     Each with its buffer, its domain, and how many before it are waited for by then.
     """
-    return _Gradients(plan, rank, held_by(plan, rank), lends=True).reduced
+    run = plan.run_of(plan.division.fullest)
+    return _Gradients(plan, rank, held_by(plan, rank), lends=True, run=run).reduced
 
 
 class _Gradients:
     """What the gradients of a rank do with their buffers, played through its program.
 
-    A tree has a buffer for each group of microbatches, and for each sum that waits.
+    A tree has a buffer for each group of microbatches, and for each sum that waits. run: of the
+    rank's microbatches.
     """
 
-    def __init__(self, plan: Plan, rank: int, stages: Mapping[int, StageLike], lends: bool):
+    def __init__(self, plan: Plan, rank: int, stages: Mapping[int, StageLike], lends: bool, run: TreeRun):
         program = plan.lowered_training.ranks[rank]
         self.stages = stages
         self.table = plan.table
+        self.run = run
         self.lends = lends
+        self.sends = lends or not plan.division.is_even
         self.tree = plan.config.numerics.reproducible == "layout"
         self.alone = alone_in(plan)
         self.lender = _Lender()
         self.waits = list[int]()  # Needed.waits
-        self._completed = completed_by(program, stages, self.table) if self.tree else {}
+        self._completed = completed_by(program, stages, self.table, run) if self.tree else {}
         self._sums = _Sums()
         self._domains = {
             id(gradient): b.plan.domain
@@ -187,10 +197,11 @@ class _Gradients:
             self._give_back(action)
 
     def _take(self, action: Action) -> None:
-        keys = {
-            (id(held), group_of(self.table, action.index) if self.tree else 0): held
-            for held in added_to(action, self.stages)
-        }
+        added = added_to(action, self.stages)
+        if not added or self.run.is_empty(action.index // self.table.segments):
+            return
+        group = self.run.group_of(action.index // self.table.segments) if self.tree else ALL
+        keys = {(id(held), group): held for held in added}
         taken = {key: gradient for key, gradient in keys.items() if not self.lender.has(key)}
         if not taken:
             return
@@ -202,39 +213,39 @@ class _Gradients:
             self.lender.take(key, self._domains[id(gradient)], gradient.length)
 
     def _give_back(self, action: Action) -> None:
-        for gradient in given_back(action, self.stages, self.lends):
-            key = id(gradient), self._sums.last(id(gradient)) if self.tree else 0
+        for gradient in given_back(action, self.stages, self.sends):
+            groups = self._sums.take(id(gradient)) if self.tree else [ALL]
+            keys = [(id(gradient), group) for group in groups]
             domain = self._domains[id(gradient)]
-            if self.lends and action.kind == "REDUCE" and domain not in self.alone:
+            if self.sends and action.kind == "REDUCE" and domain not in self.alone:
                 self.reduced.append((gradient, domain, self._num_over))
-                self.lender.send(key)
+                self.lender.send(keys)
                 self._num_started += 1
             else:
-                self.lender.give_back(key)
+                for key in keys:
+                    self.lender.give_back(key)
 
 
 class _Sums:
     """The sums of a tree that wait for others, by gradient.
 
-    Their levels, and in whose buffer they are (parallel/zero/tree_accumulation.py).
+    Their subtrees, and in the buffer of which group they are (parallel/zero/tree_accumulation.py).
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        self._waiting: dict[int, tuple[Sums, list[range]]] = defaultdict(lambda: (Sums(), []))
 
-    def complete(self, gradient: int, group: int, lender: _Lender) -> None:
+    def complete(self, gradient: int, group: range, lender: _Lender) -> None:
         """Add a group to its neighbours, and give its buffer back."""
-        level = 0
-        waiting = self._waiting[gradient]
-        while waiting and waiting[-1][0] == level:
+        sums, buffers = self._waiting[gradient]
+        for _ in range(sums.add(group)):
             lender.give_back((gradient, group))
-            level = level + 1
-            group = waiting.pop()[1]
-        waiting.append((level, group))
+            group = buffers.pop()
+        buffers.append(group)
 
-    def last(self, gradient: int) -> int:
-        """Return in whose buffer the sum of all groups is, and forget it."""
-        return self._waiting.pop(gradient)[0][1]
+    def take(self, gradient: int) -> list[range]:
+        """Return in whose buffers the sums of all groups are, and forget them."""
+        return self._waiting.pop(gradient)[1]
 
 
 def given_back(action: Action, stages: Mapping[int, StageLike], lends: bool) -> Sequence[Any]:

@@ -1,4 +1,5 @@
-"""What sums of gradients over data ranks hold besides the buffers: copies in 16 bits (precision.reduce).
+"""What sums of gradients over data ranks hold besides the buffers: copies in 16 bits (precision.reduce),
+or the subtrees of other ranks (actor/subtree_reduction.py).
 
 A copy is there from REDUCE until the sum has been taken over, and the sum arrives in it. No more
 than TOGETHER sums that have one are under way on a rank (actor/reductions.py), so this doesn't grow
@@ -6,7 +7,6 @@ with the number of buckets. Without rounding a sum arrives in the buffer itself.
 """
 
 from mpitrain.plan.declared.parameters import itemsizes_of
-from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import itemsize_on_the_wire, lends_gradients
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import Buffer, held_by
@@ -17,11 +17,10 @@ TOGETHER = 3  # sums of buckets that are under way
 
 def copies_sent(plan: Plan, rank: int) -> int:
     """Return the most bytes that the sums of a pipeline rank's program hold at once."""
-    config = plan.config
-    if lends_gradients(config.parallel):
+    if lends_gradients(plan.config.parallel) or not plan.division.is_even:
         # those that buffers are waited for are over
         reductions = reductions_of(plan, rank)
-        sizes = [copy_bytes(config, gradient, domain) for gradient, domain, _ in reductions]
+        sizes = [copy_bytes(plan, gradient, domain) for gradient, domain, _ in reductions]
         begins = [max(num_over, at + 1 - TOGETHER) for at, (_, _, num_over) in enumerate(reductions)]
     else:
         sizes = _reduced_once(plan, rank)
@@ -41,12 +40,14 @@ def _reduced_once(plan: Plan, rank: int) -> list[int]:
         domain = bucket.plan.domain
         if domain not in alone:
             reduced = bucket.gradients[:1] if bucket.plan.over else bucket.gradients
-            sizes += [copy_bytes(plan.config, gradient, domain) for gradient in reduced]
+            sizes += [copy_bytes(plan, gradient, domain) for gradient in reduced]
     return sizes
 
 
-def copy_bytes(config: ResolvedConfig, gradient: Buffer, domain: str) -> int:
-    """Return the bytes of the copy that one sum sends; 0 if it sends the buffer."""
-    _, wide = itemsizes_of(config)
-    width = itemsize_on_the_wire(config, domain)
+def copy_bytes(plan: Plan, gradient: Buffer, domain: str) -> int:
+    """Return the bytes of the copy that a sum sends, or of what arrives; 0 if it sends the buffer."""
+    _, wide = itemsizes_of(plan.config)
+    if not plan.division.is_even:
+        return gradient.length * wide * plan.division.most_subtrees
+    width = itemsize_on_the_wire(plan.config, domain)
     return gradient.length * width if width < wide else 0

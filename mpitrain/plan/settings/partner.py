@@ -1,8 +1,12 @@
-"""What keys of recovery decide: the rank that keeps a copy on another node, and the transport with spares."""
+"""What keys of recovery decide.
+
+The rank that keeps a copy on another node, the transport where ranks may die, and how many data
+ranks are left.
+"""
 
 import msgspec
 
-from mpitrain.config import Comm, RecoveryTable
+from mpitrain.config import Comm, Config, RecoveryTable
 from mpitrain.errors import ConfigError
 
 
@@ -17,7 +21,10 @@ def resolve_recovery(
     if not recovery.every:
         return recovery  # a partner that is set is refused as idle
     if partner == "auto":
-        if num_nodes > 1 and (not node_ranks or num_ranks % node_ranks):
+        uneven = num_nodes > 1 and (not node_ranks or num_ranks % node_ranks)
+        if uneven and recovery.shrink:  # a rank was lost, or a node
+            return msgspec.structs.replace(recovery, partner=0)
+        if uneven:
             raise ConfigError(
                 f"recovery.every = {recovery.every}: found {num_ranks} ranks on {num_nodes} nodes with "
                 "different numbers of them, needed as many on each, side by side; start as many on each, or "
@@ -33,7 +40,30 @@ def resolve_recovery(
 
 
 def with_spares(comm: Comm, recovery: RecoveryTable) -> Comm:
-    """Return the table with the transport that a rank's death leaves usable, where spares replace ranks."""
-    if recovery.spares and comm.transport == "auto":
+    """Return the table with the transport that a rank's death leaves usable, if a run may survive it."""
+    if (recovery.spares or recovery.shrink) and comm.transport == "auto":
         return msgspec.structs.replace(comm, transport="messages")
     return comm
+
+
+def ranks_left(config: Config, num_ranks: int) -> int:
+    """Return how many data ranks a run has that may have lost some: parallel.dp at most.
+
+    Raises ConfigError unless it is known how many it begins with.
+    """
+    parallel = config.parallel
+    if not (parallel.dp and config.batch.global_):
+        raise ConfigError(
+            f"recovery.shrink = true: found parallel.dp = {parallel.dp} and batch.global = "
+            f"{config.batch.global_}, needed what the run has with all its ranks; set both"
+        )
+    replica = ranks_of_replica(config)
+    if num_ranks % replica:
+        return parallel.dp
+    return max(1, min(parallel.dp, num_ranks // replica))
+
+
+def ranks_of_replica(config: Config) -> int:
+    """Return how many ranks have one copy of the model together."""
+    parallel = config.parallel
+    return parallel.tp * parallel.cp * max(parallel.pp, 1)

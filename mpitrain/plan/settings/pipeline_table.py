@@ -8,6 +8,7 @@ from mpitrain.config import Batch, Parallel, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError, counted
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.division.batch_division import division_of
 from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
 from mpitrain.plugins import is_plugin, load
@@ -21,8 +22,8 @@ from mpitrain.schedules.table import Table
 
 
 def num_microbatches(config: ResolvedConfig) -> int:
-    """Return how many microbatches each data-parallel rank runs in a step."""
-    return config.batch.global_ // (config.parallel.dp * config.batch.micro)
+    """Return how many microbatches each data-parallel rank runs in a step; some can be empty."""
+    return division_of(config).longest
 
 
 def fewest_microbatches(config: ResolvedConfig) -> int:

@@ -33,6 +33,7 @@ from mpitrain.plan.declared.resolved import (
     ResolvedPipeline,
     filled,
 )
+from mpitrain.plan.division.batch_division import BatchDivision, round_of
 from mpitrain.plan.division.domains import divided, reduces_each
 from mpitrain.plan.division.sequence import placement_of
 from mpitrain.plan.settings.attention import resolve_attention, with_heads
@@ -40,7 +41,7 @@ from mpitrain.plan.settings.dispatch import resolve_dispatch
 from mpitrain.plan.settings.experts import resolve_experts
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
 from mpitrain.plan.settings.log_pace import log_pace
-from mpitrain.plan.settings.partner import resolve_recovery, with_spares
+from mpitrain.plan.settings.partner import ranks_left, resolve_recovery, with_spares
 from mpitrain.plan.settings.pipeline_table import (
     chunks_in,
     microbatches_in,
@@ -255,10 +256,11 @@ def _layout(
     """
     dp = config.parallel.dp
     pp = config.parallel.pp
-    batch = config.batch
     zero = config.parallel.zero
     if own is not None and not pp:
         pp = len(own.ranks)
+    if config.recovery.shrink:
+        dp = ranks_left(config, num_ranks)
     inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
     if num_ranks % inside:
         raise ConfigError(
@@ -271,7 +273,7 @@ def _layout(
             f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block"
         )
     if not dp:
-        dp = _largest_dp(num_ranks, pp, batch, layers)
+        dp = _largest_dp(num_ranks, pp, config, layers)
     if not pp and num_ranks % dp == 0:
         pp = num_ranks // dp
     if dp * max(pp, 1) != num_ranks:
@@ -293,15 +295,22 @@ def _layout(
     if zero is None:
         zero = 1  # with_reduce() makes it 0 where there is nothing to divide, of experts neither
     parallel = filled(ResolvedParallel, config.parallel, dp=dp, pp=pp, zero=zero)
-    return parallel, _batch(batch, own, dp, config.data.sequence)
+    return parallel, _batch(config, own, dp)
 
 
-def _batch(batch: Batch, own: Table | None, dp: int, sequence: int) -> Batch:
+def _divides(config: Config, dp: int, num_sequences: int) -> bool:
+    """Return whether data ranks can have the sequences of a step: equally many without a tree."""
+    number, rest = divmod(num_sequences, config.batch.micro)
+    return not rest and BatchDivision(number, dp, config.numerics.reproducible == "layout").is_possible
+
+
+def _batch(config: Config, own: Table | None, dp: int) -> Batch:
     """Fill in the sequences of a step: 24 at least, or the microbatches of the user's own table."""
-    per_round = dp * batch.micro
+    batch, sequence = config.batch, config.data.sequence
+    per_round = round_of(config, dp) * batch.micro
     rounds = -(-24 // per_round) if own is None else microbatches_in(own)
     total = batch.global_ or _first_of_growth(batch) or rounds * per_round
-    if total % per_round:
+    if not _divides(config, dp, total):
         raise ConfigError(
             f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} "
             f"on parallel.dp = {dp} ranks; use a multiple of {per_round}"
@@ -309,7 +318,7 @@ def _batch(batch: Batch, own: Table | None, dp: int, sequence: int) -> Batch:
     filled_in = Batch(global_=total, micro=batch.micro)
     growth = _changes("batch.growth", batch.growth, total, filled_in, sequence)
     for step, size in growth:
-        if size % per_round:
+        if not _divides(config, dp, size):
             raise ConfigError(
                 f"batch.growth: {size:,} sequences from step {step:,} on don't divide into microbatches "
                 f"of all data-parallel ranks; give multiples of {per_round:,}"
@@ -346,17 +355,17 @@ def _changes(
     return changes
 
 
-def _largest_dp(num_ranks: int, pp: int, batch: Batch, layers: int) -> int:
+def _largest_dp(num_ranks: int, pp: int, config: Config, layers: int) -> int:
     """Return the largest data-parallel degree that fits ranks, batch and blocks.
 
     If none fits, the one whose error explains most.
     """
     if pp:
         return max(num_ranks // pp, 1)
-    if not batch.global_:
+    if not config.batch.global_:
         return num_ranks
     divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0 and num_ranks // d <= layers]
-    return max((d for d in divisors if batch.global_ % (d * batch.micro) == 0), default=num_ranks)
+    return max((d for d in divisors if _divides(config, d, config.batch.global_)), default=num_ranks)
 
 
 def _refuse_skip(data: Data) -> None:

@@ -24,6 +24,7 @@ from mpitrain.origins import NONE, SET, Origins
 from mpitrain.plan.declared.family import family_of, with_experts
 from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.division.batch_division import division_of
 from mpitrain.plan.division.domains import divided, reduces_each
 from mpitrain.plan.settings.experts import (
     fitting_degrees,
@@ -185,6 +186,30 @@ def _drops_weights(config: ResolvedConfig) -> bool:
 
 def _is_uneven(key: str, config: ResolvedConfig) -> bool:
     return bool(_value(config, key) % config.parallel.tp)
+
+
+def _survives_deaths(config: ResolvedConfig) -> bool:
+    return config.recovery.spares > 0 or config.recovery.shrink
+
+
+def _needs_one_sum(config: ResolvedConfig) -> list[str]:
+    """Return the settings that take one sum of gradients of each data rank, if it has several."""
+    return [] if division_of(config).is_even else _take_one_sum(config)
+
+
+def _take_one_sum(config: ResolvedConfig) -> list[str]:
+    """Return the settings that take one sum of gradients from each data rank."""
+    parallel = config.parallel
+    family = FAMILIES.get(config.pipeline.schedule)
+    against = {
+        f"parallel.tp = {parallel.tp}": parallel.tp > 1,
+        f"parallel.cp = {parallel.cp}": parallel.cp > 1,
+        "parallel.zero = 0": parallel.zero == 0,
+        f"parallel.dp_shard = {parallel.dp_shard}": parallel.dp_shard not in (0, parallel.dp),
+        f'pipeline.schedule = "{config.pipeline.schedule}"': family is not None and family.copies > 1,
+        "run.noise_scale = true": config.run.noise_scale,
+    }
+    return [key for key, is_set in against.items() if is_set]
 
 
 def _many_stages(config: ResolvedConfig) -> bool:
@@ -442,6 +467,19 @@ DIVISION = (
         "{comm.slow_after}, which measures no rank",
         "use comm.slow_after = 50",
     ),
+    Rule(
+        "recovery.shrink",
+        lambda c: c.recovery.shrink and c.numerics.reproducible != "layout",
+        "{recovery.shrink} with {numerics.reproducible}: fewer data ranks would have other bits",
+        'use numerics.reproducible = "layout"',
+    ),
+    Rule(
+        "recovery.shrink",
+        lambda c: c.recovery.shrink and c.parallel.dp > 1 and bool(_take_one_sum(c)),
+        "{recovery.shrink}: fewer data ranks send several sums of gradients, and {against} takes one",
+        "change {against}",
+        lambda c: dict(against=", ".join(_take_one_sum(c))),
+    ),
     idle("run.eval_shots", lambda c: not c.run.eval_tasks, "{run.eval_tasks}", "name files of tasks there"),
     idle(
         "run.noise_scale",
@@ -464,9 +502,9 @@ DIVISION = (
     idle("run.keep_best_by", lambda c: not c.run.keep_best, "{run.keep_best}", "set run.keep_best"),
     Rule(
         "comm.transport",
-        lambda c: c.recovery.spares > 0 and c.comm.transport in ("collectives", "shared"),
-        "{comm.transport} with {recovery.spares}: memory that ranks share, and collectives of MPI, don't "
-        "outlive the death of a rank",
+        lambda c: _survives_deaths(c) and c.comm.transport in ("collectives", "shared"),
+        "{comm.transport} with {recovery.spares} and {recovery.shrink}: memory that ranks share, and "
+        "collectives of MPI, don't outlive the death of a rank",
         'use comm.transport = "messages"',
     ),
     idle("run.eval_sources", lambda c: not c.data.sources, "one source", "list them as [[data.sources]]"),
@@ -559,9 +597,13 @@ NUMBERS = (
     ),
     Rule(
         "numerics.reproducible",
-        lambda c: c.numerics.reproducible == "layout" and c.parallel.dp & (c.parallel.dp - 1) > 0,
-        "{numerics.reproducible} with {parallel.dp}: pairs of ranks, and pairs of pairs, are summed",
-        "use a power of 2",
+        lambda c: bool(_needs_one_sum(c)),
+        "{numerics.reproducible} with {parallel.dp} and {num_microbatches} microbatches a step: data ranks "
+        "send several sums of gradients each, and {against} takes one",
+        "change {against}, or use a parallel.dp that is a power of 2 and divides {num_microbatches}",
+        lambda c: dict(
+            against=", ".join(_needs_one_sum(c)), num_microbatches=division_of(c).num_microbatches
+        ),
     ),
     Rule(
         "numerics.reproducible",

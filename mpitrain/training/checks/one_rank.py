@@ -25,6 +25,7 @@ from mpitrain.config import AttentionTable, Config
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.microbatch import Microbatch
 from mpitrain.parallel.zero.shards import ParameterShard
+from mpitrain.plan.division.batch_division import round_of, sequences_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.pipeline_table import num_microbatches, placement_in, table_of
 from mpitrain.plan.settings.resolve import on_one_rank
@@ -83,7 +84,7 @@ def shrunken(config: Config) -> Config:
         "model": dict(sizes, init="", vocab=VOCAB, padding=min(5, model.padding or 0)),
         "attention": _shrunken_attention(config.attention),
         "data": dict(sequence=sequence),
-        "batch": dict(global_=parallel.dp * microbatches, micro=1),
+        "batch": dict(global_=round_of(config, parallel.dp) * microbatches, micro=1),
         "precision": dict(compute="fp64", reduce="same"),
         "pipeline": dict(stages=None),
         "comm": dict(bucket_mb=0.002, timeout_s=60.0),
@@ -171,8 +172,9 @@ class _Run:
         # count unequal numbers
         if separate:
             rows[dice.random(rows.shape) < np.linspace(0, 0.6, len(rows))[:, None]] = END
-        mine = torch.from_numpy(rows).chunk(config.parallel.dp)[self.mesh["dp"].rank]
-        return self.actor.cutter.cut(mine, END if separate else None)
+        mine = sequences_of(config, self.mesh["dp"].rank)
+        here = torch.from_numpy(rows[mine.start : mine.stop])
+        return self.actor.cutter.cut(here, END if separate else None)
 
     def completed_by(self, piece: ParameterShard) -> str:
         """Name the instruction that completes a parameter's gradient."""

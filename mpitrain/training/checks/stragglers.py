@@ -61,7 +61,8 @@ class Stragglers:
         self._world = world
         self._say = say
         self._group = mesh.coordinates["pp"]
-        self._work = _work(plan, mesh.coordinates["pp"])
+        num_microbatches = len(plan.run_of(mesh.coordinates["dp"]).leaves)
+        self._work = _work(plan, mesh.coordinates["pp"]) * num_microbatches
         self._busy = list[float]()
         self._waits_before = mesh.progress.waited_for()
         self._links: dict[tuple[int, int], deque[float]] = defaultdict(partial(deque, maxlen=REMEMBERED))

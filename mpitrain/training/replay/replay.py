@@ -35,6 +35,7 @@ from mpitrain.config import MOST_THREADS, parse
 from mpitrain.errors import DONE, FAILED, DataError, DtypeError
 from mpitrain.inputs import open_file, shown
 from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.division.batch_division import sequences_of
 from mpitrain.plan.plan import Plan
 from mpitrain.training.checks.digests import digest
 from mpitrain.training.machine import compiler
@@ -162,12 +163,16 @@ class Recorded:
     def tokens(self, plan: Plan) -> np.ndarray:
         """Return the tokens of the rank: [sequences, tokens of a sequence and the one that follows]."""
         config = plan.config
-        shape = config.batch.global_ // config.parallel.dp, config.data.sequence + 1
+        shape = self._num_rows(plan), config.data.sequence + 1
         tokens = self.read("tokens", 8 * math.prod(shape))
         known = tokens.dtype.kind in "iu" and tokens.shape == shape
         if not known or tokens.min() < 0 or tokens.max() >= config.model.vocab:
             raise self.damaged(f"tokens are not {list(shape)} numbers below {config.model.vocab:,}")
         return tokens
+
+    def _num_rows(self, plan: Plan) -> int:
+        """Return how many sequences the rank has."""
+        return len(sequences_of(plan.config, plan.axes.grid.coordinates(self.about().rank)["dp"]))
 
     def truths(self, name: str, plan: Plan) -> np.ndarray | None:
         """Return what is said of each of these tokens: whether a document ends, whether it is scored.
@@ -176,7 +181,7 @@ class Recorded:
         """
         if name not in self.names:
             return None
-        shape = plan.config.batch.global_ // plan.config.parallel.dp, plan.config.data.sequence + 1
+        shape = self._num_rows(plan), plan.config.data.sequence + 1
         truths = self.read(name, math.prod(shape))
         if truths.dtype != bool or truths.shape != shape:
             raise self.damaged(f"{name} are not {list(shape)} truth values")
