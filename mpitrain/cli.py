@@ -666,6 +666,12 @@ def evaluate(guard: "Guard", path: str, out: str | None, overrides: tuple[str, .
     help="Let searches recompute activations; this share of a stash, a stage's input, stays then.",
 )
 @click.option(
+    "--offload",
+    type=float,
+    metavar="TIME",
+    help="Let searches offload activations; time to copy a rank's stash to host memory, or back.",
+)
+@click.option(
     "--trace",
     metavar="RUN",
     help="Times measured in a run (run.trace); with compare alone: the run beside its simulation.",
@@ -699,7 +705,8 @@ def schedule(
     A table, text or CSV, has a line for each rank; F3@1: microbatch 3 on stage 1
         rank 0: F0@0 F1@0 B0@0 B1@0            F forward, B whole backward,
         rank 1: F0@1 B0@1 F1@1 I1@1 W1@1       I for inputs, W for weights,
-                                               R recomputation, before B or I
+                                               R recomputation, before B or I,
+                                               O offloading, before F
     Train it with pipeline.schedule=FILE. Orders of PyTorch, Megatron, sail-sg
     and DualPipe are read, too.
     """

@@ -133,7 +133,8 @@ def _problem(rank_of: tuple[int, ...], num_microbatches: int, options: Options) 
     chunks = len(rank_of) // where.num_ranks
     assert options.memory_limit is not None and options.weight_memory is not None
     limit = options.memory_limit * chunks
-    return Problem(where, num_microbatches, limit, options.weight_memory, options.recompute)
+    copy = None if options.offload is None else options.offload / chunks
+    return Problem(where, num_microbatches, limit, options.weight_memory, options.recompute, copy)
 
 
 def _rank(problem: Problem, table: Table, options: Options) -> tuple[float, float, int, float] | None:
@@ -161,5 +162,6 @@ def _played(table: Table, options: Options) -> Played:
     times, share = options.times or UNIT_TIMES, options.weight_memory
     assert share is not None
     return played(
-        table, times, options.memory_limit, share, 0, options.stage_times, options.recompute or INPUT_SHARE
-    )
+        table, times, options.memory_limit, share, 0, options.stage_times,
+        options.recompute or INPUT_SHARE, options.offload or 0,
+    )  # fmt: skip

@@ -46,6 +46,8 @@ class Options(NamedTuple):
     weight_memory: float | None = None
     # automatic schedulers may recompute, and keep this share of a stash then: the input of the stage
     recompute: float | None = None
+    # automatic schedulers may offload; the time to copy a rank's whole stash to host memory, or back
+    offload: float | None = None
     notify: Notify | None = None  # hears how far a search is; changes nothing
 
     def given(self) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import SENDS
+from mpitrain.schedules.actions import OFFLOAD, SENDS
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.reductions import Reduction
 from mpitrain.schedules.options import INPUT_SHARE, UNIT_TIMES, StageTimes, Times
@@ -31,6 +31,7 @@ class Played:
     proof: Proof | None
     stage_times: tuple[StageTimes, ...] | None = None
     recompute: float = INPUT_SHARE
+    offload: float = 0
 
     @property
     def num_ranks(self) -> int:
@@ -87,11 +88,20 @@ class Played:
     @cached_property
     def recomputed(self) -> set[tuple[int | None, ...]]:
         """(microbatch, stage) of what is recomputed."""
-        return {action[1:3] for row in self.table.ranks for action in row if action.kind == "R"}
+        return self._with("R")
+
+    @cached_property
+    def offloaded(self) -> set[tuple[int | None, ...]]:
+        """(microbatch, stage) of what goes to host memory."""
+        return self._with(OFFLOAD)
+
+    def _with(self, kind: str) -> set[tuple[int | None, ...]]:
+        return {action[1:3] for row in self.table.ranks for action in row if action.kind == kind}
 
     def memory(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, stashes held from then on): a forward's from its start, and until B or W
-        has ended. Of what is recomputed the input is held until then.
+        has ended. Of what is recomputed the input is held until then; what is offloaded is held while its
+        F runs, and from the start of I or B on.
         """
         late = self.weight_memory
         whole = self.stashes_per_microbatch
@@ -99,9 +109,15 @@ class Played:
         held = 0.0
         curve = [(0.0, 0.0)]
         for action, start, end in self.timeline.computations(rank):
-            dropped = action.kind == "F" and action[1:3] in self.recomputed
-            held += self.recompute if dropped else change[action.kind]
-            curve.append((start if action.kind in ("F", "R") else end, held / whole))
+            kind, is_sent = action.kind, action[1:3] in self.offloaded
+            if is_sent and kind in ("I", "B"):
+                held += 1
+                curve.append((start, held / whole))
+            held += self.recompute if kind == "F" and action[1:3] in self.recomputed else change[kind]
+            curve.append((start if kind in ("F", "R") else end, held / whole))
+            if is_sent and kind == "F":
+                held -= 1
+                curve.append((end, held / whole))
         return curve
 
     @cached_property
@@ -115,7 +131,8 @@ class Played:
         if parts == 1:
             limit = max(self.peak_stashes) * self.stashes_per_microbatch
             share = self.recompute if self.recomputed else None
-            return Problem(costs, table.num_microbatches, limit, self.weight_memory, share).bound
+            copy = self.offload / self.stashes_per_microbatch if self.offloaded else None
+            return Problem(costs, table.num_microbatches, limit, self.weight_memory, share, copy).bound
         way = Problem(costs, 1, len(costs.rank_of), self.weight_memory).bound / table.segments
         return max(way, max(map(self.timeline.busy, range(self.num_ranks))))
 
@@ -137,16 +154,18 @@ def played(
     most_proved: int = PROVED_AT_ONCE,
     stage_times: tuple[StageTimes, ...] | None = None,
     recompute: float = INPUT_SHARE,
+    offload: float = 0,
 ) -> Played:
     """Prove a table if it has no more than so many operations, and play it with given times.
 
     memory_limit: in stashes of a rank's whole share of layers. weight_memory: the share of a stash
     that is held between I and W. stage_times: of each stage, instead of equal shares. recompute: the
-    share of one that is held of what is recomputed. Raises ScheduleError if the table has a flaw.
+    share of one that is held of what is recomputed. offload: the time to copy a rank's whole stash to host
+    memory, or back. Raises ScheduleError if the table has a flaw.
     """
     proof = _prove(table) if sum(map(len, table.ranks)) <= most_proved else None
-    timeline = simulate_table(table, times, stage_times)
-    return Played(table, timeline, times, memory_limit, weight_memory, proof, stage_times, recompute)
+    timeline = simulate_table(table, times, stage_times, offload)
+    return Played(table, timeline, times, memory_limit, weight_memory, proof, stage_times, recompute, offload)
 
 
 def _prove(table: Table) -> Proof:

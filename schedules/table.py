@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import COMPUTE, PAIR, Action, parse
+from mpitrain.schedules.actions import COMPUTE, OFFLOAD, PAIR, Action, parse
 from mpitrain.schedules.limits import require_size
 
 
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1, segments: int = 1) -> Table:
     """Build a table; the number of microbatches and the placement of stages follow from the actions.
 
-    Raises ScheduleError if something else than a whole F, B, I, W, R or a PAIR of F and B is in it, if
+    Raises ScheduleError if something else than a whole F, B, I, W, R, an O or a PAIR of F and B is in it, if
     stages are missing or on two ranks, if stages or microbatches don't divide into copies or
     segments, or if two copies of a stage are on one rank.
     """
@@ -65,9 +65,9 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
             where = f"{name}: rank {rank}, position {position}"
             if action == PAIR:
                 _refuse_misfit_pair(where, actions[position + 1 : position + 3])
-            elif action.kind not in COMPUTE or action.part is not None:
+            elif action.kind not in (*COMPUTE, OFFLOAD) or action.part is not None:
                 raise ScheduleError(
-                    f"{where}: found {action}, a table holds whole F B I W R and PAIR; "
+                    f"{where}: found {action}, a table holds whole F B I W R, O and PAIR; "
                     "messages, parts, reductions and the update are added later"
                 )
     rank_of = _placement(name, rows)
@@ -83,8 +83,7 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
     ):
         if number % divisor:
             raise ScheduleError(f"{name}: found {number} {what}, needed a multiple of {divisor}")
-    if segments > 1 and any(action.kind == "R" for actions in rows for action in actions):
-        raise ScheduleError(f"{name}: found R with {segments} segments; a microbatch is recomputed whole")
+    _refuse_misfit_stashes(name, rows, segments)
     _refuse_copies_together(name, rank_of, copies)
     return Table(name, num_microbatches, rows, rank_of, copies, segments)
 
@@ -101,6 +100,18 @@ def _refuse_misfit_pair(where: str, two: Sequence[Action]) -> None:
             f"{where}: PAIR is followed by {' '.join(map(str, two)) or 'nothing'}, needed a forward and a "
             "whole backward"
         )
+
+
+def _refuse_misfit_stashes(name: str, rows: tuple[tuple[Action, ...], ...], segments: int) -> None:
+    again, sent = (
+        {action[1:3] for actions in rows for action in actions if action.kind == kind} for kind in "RO"
+    )
+    if segments > 1 and (again or sent):
+        raise ScheduleError(
+            f"{name}: found {'R' if again else 'O'} with {segments} segments; needed whole microbatches"
+        )
+    for index, stage in sorted(again & sent):
+        raise ScheduleError(f"{name}: found O{index}@{stage} and R{index}@{stage}; needed one of them")
 
 
 def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, ...]:

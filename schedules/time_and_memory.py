@@ -32,6 +32,7 @@ class StepSize(NamedTuple):
     chunks: int | None = None  # of schedules that leave a choice
     stage_times_of: StageTimesOf | None = None
     recompute: float | None = None  # searches may recompute, and keep this share of a stash
+    offload: float | None = None  # or offload; the time to copy a rank's stash to host memory, or back
     notify: Notify | None = None
 
     def built(self, name: str, limit: float | None) -> Played:
@@ -47,11 +48,12 @@ class StepSize(NamedTuple):
             memory_limit=limit,
             weight_memory=self.weight_memory,
             recompute=self.recompute,
+            offload=self.offload,
         ).only(takes)
         table = catalog.build(name, self.num_ranks, self.num_microbatches, options)
         most = PROVED_AT_ONCE // len(catalog.NAMES)
         share = INPUT_SHARE if self.recompute is None else self.recompute
-        return played(table, self.times, None, self.weight_memory, most, stages, share)
+        return played(table, self.times, None, self.weight_memory, most, stages, share, self.offload or 0)
 
     def bound(self, name: str, limit: float) -> float:
         """Return what no order of a schedule's placement is shorter than within a limit."""
@@ -62,7 +64,8 @@ class StepSize(NamedTuple):
         costs = stage_costs(rank_of, self.times, stages)
         chunks = len(rank_of) // self.num_ranks
         limit *= chunks
-        return Problem(costs, self.num_microbatches, limit, self.weight_memory, self.recompute).bound
+        copy = None if self.offload is None else self.offload / chunks
+        return Problem(costs, self.num_microbatches, limit, self.weight_memory, self.recompute, copy).bound
 
 
 class Point(NamedTuple):

@@ -4,6 +4,7 @@ for instruction in program:  what stands in the list happens, in this order; `pl
                              rank is
     F, B, I, W   a stage's forward or backward, segment by segment; between segments messages are
                  moved on (stage_compute.py)
+    O            has the next forward put what it keeps into host memory
     R            the forward again of a microbatch whose F kept its input alone
     PAIR         the next two in turns, segment by segment: a forward and a backward, or a part of
                  each
@@ -146,6 +147,7 @@ class Actor:
             "I": compute.input_backward,
             "W": compute.weight_backward,
             "R": compute.recompute,
+            "O": compute.offload,
             "SEND_F": messages.send,
             "SEND_B": messages.send,
             "RECV_F": messages.receive,

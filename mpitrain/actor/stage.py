@@ -20,6 +20,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Weights, ZeroGroup
 from mpitrain.plan.division.stages import StagePlan
 from mpitrain.plan.routing import Routes
+from mpitrain.schedules.actions import OFFLOAD
 
 
 def assemble(
@@ -37,13 +38,15 @@ def assemble(
     shard = plan.shard(*(axis.rank if axis else 0 for axis in (site.tp, site.experts)))
     state = StageState(plan, shard, site.device, zero_groups, embedding, site.training)
     blocks = build(plan, state.by_block, site)
-    offloaded = plan.config.memory.offload in ("activations", "all")
+    offloads_all = plan.config.memory.offload in ("activations", "all")
+    offloads = any(action.kind == OFFLOAD for row in site.plan.table.ranks for action in row)
     return Stage(
         plan,
         blocks,
         state,
         Contexts(site),
-        OffloadStore(streams_of(site.device), site.constants()) if offloaded else None,
+        OffloadStore(streams_of(site.device), site.constants()) if offloads_all or offloads else None,
+        offloads_all,
     )
 
 
@@ -53,7 +56,8 @@ class Stage:
     blocks: what computes.
     state: its parameters.
     contexts: makes what blocks are given.
-    offload_store: host memory for what blocks keep.
+    offload_store: host memory for what blocks keep. offloads_all: of all microbatches, not only of those that
+    O names.
     """
 
     def __init__(
@@ -63,12 +67,15 @@ class Stage:
         state: StageState,
         contexts: Contexts,
         offload_store: OffloadStore | None = None,
+        offloads_all: bool = True,
     ):
         self.plan = plan
         self.blocks = blocks
         self.state = state
         self.contexts = contexts
         self.offload_store = offload_store
+        self.offloads_all = offloads_all
+        self.offloaded: set[int] = set()  # microbatches that are, where not all are
         self.parts = plan.parts
         self.first = plan.first
         self.last = plan.last
@@ -222,7 +229,7 @@ class Stage:
         if not keep or block not in self.plan.inner or not torch.is_grad_enabled():
             return context
         keeping: Keeping = KeepAll(self._selective)
-        if self.offload_store is not None:
+        if self.offload_store is not None and (self.offloads_all or index in self.offloaded):
             keeping = self.offload_store.away(index, block, self._selective, self.contexts.stays(context))
         return replace(context, keeping=keeping)
 
@@ -239,5 +246,6 @@ class Stage:
             return
         del self.stashes[index]
         self.contexts.forget(index)
+        self.offloaded.discard(index)
         if self.offload_store is not None:
             self.offload_store.forget(index)

@@ -89,6 +89,10 @@ class Compute:
         run(self._stages[action.stage].weight_backward(action.index, action.part), work.between)
         self._gradients.added(action)
 
+    def offload(self, action: Action, work: Work) -> None:
+        """Run O: what the microbatch's forward keeps will go to host memory."""
+        self._stages[action.stage].offloaded.add(action.index)
+
     def recompute(self, action: Action, work: Work) -> None:
         """Run R: the forward of a microbatch again, whose activations F hasn't kept."""
         if self._is_empty(action.index):

@@ -10,7 +10,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import gather_of
 from mpitrain.plan.division.stages import StagePlan
-from mpitrain.schedules.actions import COPY, PAIR, RECEIVES, SENDS, SPREAD, Action
+from mpitrain.schedules.actions import COPY, OFFLOAD, PAIR, RECEIVES, SENDS, SPREAD, Action
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.needs import partner
 from mpitrain.schedules.lowering.reductions import Reduction
@@ -72,7 +72,7 @@ def training(
     """
     parallel = config.parallel
     _refuse_idle_pairs(config, table)
-    _refuse_idle_recomputation(config, table)
+    _refuse_idle_stashes(config, table)
     reduces = [stages[stage % table.depth].reduction for stage in range(table.num_stages)]
     residency = _residency(config, table, stages)
     reduce_each = parallel.reduce == "microbatch"
@@ -119,15 +119,18 @@ def _refuse_idle_pairs(config: ResolvedConfig, table: Table) -> None:
         )
 
 
-def _refuse_idle_recomputation(config: ResolvedConfig, table: Table) -> None:
-    """Raise ConfigError if a table recomputes microbatches of which blocks are recomputed anyway."""
-    recompute = config.memory.recompute
-    number = sum(action.kind == "R" for actions in table.ranks for action in actions)
-    if number and recompute in ("full", "every-k"):
-        raise ConfigError(
-            f'memory.recompute = "{recompute}" with {table.name}, which recomputes {number} microbatches of '
-            "a stage itself (R): needed one of them; leave memory.recompute out"
-        )
+def _refuse_idle_stashes(config: ResolvedConfig, table: Table) -> None:
+    """Raise ConfigError if a table recomputes or offloads microbatches of which blocks do it anyway."""
+    kinds = [action.kind for actions in table.ranks for action in actions]
+    for key, value, values, kind, does in (
+        ("recompute", config.memory.recompute, ("full", "every-k"), "R", "recomputes"),
+        ("offload", config.memory.offload, ("activations", "all"), OFFLOAD, "offloads"),
+    ):
+        if kind in kinds and value in values:
+            raise ConfigError(
+                f'memory.{key} = "{value}" with {table.name}, which {does} {kinds.count(kind)} microbatches '
+                f"of a stage itself ({kind}): needed one of them; leave memory.{key} out"
+            )
 
 
 def _residency(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> Residency | None:

@@ -6,8 +6,8 @@ v-auto             a V, there and back
 
 All orders of the same placement that have a name take part in the search (see search/improve), so
 that none of them that fits is shorter. A limit is met from one stash of a rank's whole share on. Where
-`options.recompute` allows it, stashes that don't fit are recomputed (see search/recomputation) if that is
-shorter.
+`options.recompute` or `options.offload` allow it, stashes that don't fit are recomputed or offloaded (see
+search/recomputation) if that is shorter.
 """
 
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ from mpitrain.schedules.search.timed_order import shortest
 from mpitrain.schedules.search_progress import REMEMBERED, Listener
 
 MOST_BLOCKS = 100  # building blocks of a V that take part
-TAKES = ("times", "stage_times", "memory_limit", "weight_memory", "recompute")
+TAKES = ("times", "stage_times", "memory_limit", "weight_memory", "recompute", "offload")
 
 
 def plain_auto(num_ranks: int, num_microbatches: int, options: Options) -> Rows:
@@ -89,7 +89,9 @@ def _searched(name: str, num_ranks: int, num_microbatches: int, chunks: int, opt
             f"{name}: found times of {len(stages)} stages, needed {num_ranks * chunks}: {chunks} a rank"
         )
     listener = Listener(options.notify)
-    return _remembered(name, num_ranks, num_microbatches, chunks, plan, stages, options.recompute, listener)
+    copy = None if options.offload is None else options.offload / chunks
+    freed = options.recompute, copy
+    return _remembered(name, num_ranks, num_microbatches, chunks, plan, stages, freed, listener)
 
 
 @lru_cache(REMEMBERED)
@@ -100,7 +102,7 @@ def _remembered(
     chunks: int,
     plan: SearchPlan,
     stages: tuple[StageTimes, ...] | None,
-    recompute: float | None,
+    freed: tuple[float | None, float | None],
     listener: Listener,
 ) -> Rows:
     there = tuple(range(num_ranks))
@@ -113,11 +115,11 @@ def _remembered(
     )
     known = {"plain-auto": _plain, "interleaved-auto": _looped, "v-auto": _v}[name]
     rows = search(problem, known(num_ranks, num_microbatches, chunks, plan), listener.notify)
-    if recompute is None:
+    problem = problem.freeing(*freed)
+    if not problem.frees:
         return rows
     roomy = plan._replace(memory_limit=max(plan.memory_limit, num_ranks))
     orders = chain([rows], known(num_ranks, num_microbatches, chunks, roomy))
-    problem = problem.within(problem.limit, recompute)
     again = search_recomputed(problem, orders, listener.notify)
     best = shortest(problem, [rows, *([again] if again else [])])
     assert best is not None

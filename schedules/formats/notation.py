@@ -4,6 +4,7 @@ F3            forward
 B3            backward for inputs, our I
 W3            backward for weights
 R3            forward again: recomputation
+O3            the forward that follows offloads what it keeps
 BW3           whole backward, our B
 F3.1          on the rank's chunk 1, where ranks have several stages (of a model with two copies: on
               copy 1)
@@ -16,7 +17,7 @@ from collections.abc import Callable
 from mpitrain.schedules.actions import PAIR, Action
 from mpitrain.schedules.table import Table
 
-LETTERS = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R"}
+LETTERS = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R", "O": "O"}
 
 
 def operations(table: Table, chunked: bool | None = None) -> list[list[str]]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import PAIR, Action
+from mpitrain.schedules.actions import OFFLOAD, PAIR, Action
 from mpitrain.schedules.formats.notation import LETTERS, operations
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.lowering.messages import with_messages
@@ -28,8 +28,10 @@ def write_as(form: str, table: Table) -> str:
 
     Raises ScheduleError for what the form has no words for.
     """
-    if any(action.kind == "R" for row in table.ranks for action in row):
-        raise ScheduleError(f"{table.name}: {form}'s form has no recomputation; leave --format out")
+    if any(action.kind in ("R", OFFLOAD) for row in table.ranks for action in row):
+        raise ScheduleError(
+            f"{table.name}: {form}'s form has no recomputation and no offloading; leave --format out"
+        )
     text = FORMS[form](table)
     for placed in ("", "placed looped\n", "placed v\n"):
         if _is_read_as(table, placed + text):

@@ -20,7 +20,7 @@ _NUMBER = "([0-9]{1,9})"
 _TORCH = re.compile(f"{_NUMBER}(F|BW|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B){_NUMBER}")
 _TORCH_OF_STAGE = re.compile(f"{_NUMBER}(UNSHARD|RESHARD|REDUCE_GRAD){_NUMBER}?")
 _TORCH_PAIR = re.compile(r"\(([^;]+);([^;]+)\)OVERLAP_F_B")
-_WITHOUT_STAGE = re.compile(f"(F|BW|B|I|W|R){_NUMBER}")
+_WITHOUT_STAGE = re.compile(f"(F|BW|B|I|W|R|O){_NUMBER}")
 _BUBBLES = ("", ".")
 
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 from itertools import chain
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import ADD_TO_GRADIENTS, COMPUTE, PAIR, Action
+from mpitrain.schedules.actions import ADD_TO_GRADIENTS, COMPUTE, OFFLOAD, PAIR, Action
 from mpitrain.schedules.formats.chunk_orders import PLACEMENTS, lines, names_chunks, placed_rows, read_order
 from mpitrain.schedules.formats.csv_table import read_csv_rows
 from mpitrain.schedules.formats.table_tokens import FULL_BACKWARD, read_token
@@ -126,7 +126,7 @@ def _without_additions(ranks: Rows, notes: list[str]) -> Rows:
 
 
 def _is_added(action: Action) -> bool:
-    return action.kind not in (*COMPUTE, FULL_BACKWARD, "PAIR")
+    return action.kind not in (*COMPUTE, OFFLOAD, FULL_BACKWARD, "PAIR")
 
 
 def _computations(actions: Iterable[Action]) -> Iterator[Action]:

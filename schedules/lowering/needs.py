@@ -6,7 +6,7 @@ Order, deadlock and time are all read from here.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpitrain.schedules.actions import COMPUTE, INDEXED, OF_GRADIENTS, RECV_B, RECV_F, Action
+from mpitrain.schedules.actions import COMPUTE, INDEXED, OF_GRADIENTS, OFFLOAD, RECV_B, RECV_F, Action
 from mpitrain.schedules.lowering.reductions import Reduction
 from mpitrain.schedules.lowering.sums import Chains
 
@@ -92,7 +92,9 @@ class Needs:
             return [action._replace(part=part - 1)]
         match kind:
             case "F":
-                return self._input(m, stage) + self._segment_before(m, stage)
+                offload = Action(OFFLOAD, m, stage)
+                offloads = [offload] if offload in self.place else []
+                return [*offloads, *self._input(m, stage), *self._segment_before(m, stage)]
             case "B" | "I":
                 again = self.last_part.get(("R", m, stage))
                 return [

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import COMPUTE, RECEIVES, SENDS, Action
+from mpitrain.schedules.actions import COMPUTE, OFFLOAD, RECEIVES, SENDS, Action
 from mpitrain.schedules.lowering.messages import with_messages
 from mpitrain.schedules.lowering.needs import Programs, partner
 from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
@@ -64,20 +64,39 @@ def simulate(
 
 
 def simulate_table(
-    table: Table, times: Times = UNIT_TIMES, stage_times: Sequence[StageTimes] | None = None
+    table: Table,
+    times: Times = UNIT_TIMES,
+    stage_times: Sequence[StageTimes] | None = None,
+    offload: float = 0,
 ) -> Timeline:
     """Play a table whose times are given for a rank's whole share of layers, and so divided by its
     stages of one copy, or for each stage.
 
-    The message time is a latency: messages don't wait for one another.
+    The message time is a latency: messages don't wait for one another. offload: the time to copy a rank's
+    stash to host memory, or back; the computation that it runs beside takes as long at least.
     """
+    link = Link(times.message)
     if stage_times is not None:
-        return simulate(table, _by_stage(table, stage_times), Link(times.message))
+        return simulate(table, _with_copies(table, _by_stage(table, stage_times), offload), link)
     share = max(map(len, table.chunks)) * table.segments / table.copies
     share = int(share) if share == int(share) else share
     forward, grad, weight = (time if share == 1 else time / share for time in times[:3])
     costs = {"F": forward, "B": grad + weight, "I": grad, "W": weight, "R": forward}
-    return simulate(table, costs, Link(times.message))
+    return simulate(table, _with_copies(table, lambda action: costs.get(action.kind, 0), offload), link)
+
+
+def _with_copies(table: Table, cost: Cost, offload: float) -> Cost:
+    """Return the cost where stashes are copied: of what they are copied beside, the longer of both."""
+    sent = {action[1:3] for row in table.ranks for action in row if action.kind == OFFLOAD}
+    if not sent or not offload:
+        return cost
+    copy = offload * table.copies / max(map(len, table.chunks))
+
+    def longer(action: Action) -> float:
+        own = cost(action)
+        return max(own, copy) if action.kind in ("F", "B", "I") and action[1:3] in sent else own
+
+    return longer
 
 
 def _by_stage(table: Table, stage_times: Sequence[StageTimes]) -> Cost:

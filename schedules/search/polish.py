@@ -6,7 +6,7 @@ al. 1983): what all ranks do has many orders from which no single move leads dow
 
 import random
 
-from mpitrain.schedules.search.problem import AGAIN, DROPPED, FORWARD, INPUT, ROUNDING, WEIGHT, Problem
+from mpitrain.schedules.search.problem import AGAIN, FORWARD, INPUT, PLAIN, ROUNDING, WEIGHT, Problem
 from mpitrain.schedules.search.recomputation import recomputed
 from mpitrain.schedules.search.timed_order import Order, OrderedPlay, TimedOrder
 
@@ -28,7 +28,6 @@ def _length(plan: TimedOrder) -> tuple[float, float]:
 
 
 def _anneal(problem: Problem, plan: TimedOrder, moves: int, warmth: float) -> TimedOrder:
-    recomputes = problem.kept is not None
     chance = random.Random(moves)  # its random() alone is the same everywhere
     best, length = plan, plan.makespan
     path, now = critical_path(problem, best), best.without_weights()
@@ -36,7 +35,7 @@ def _anneal(problem: Problem, plan: TimedOrder, moves: int, warmth: float) -> Ti
         if best.makespan <= problem.bound * (1 + ROUNDING):
             return best
         order = _moved(now, path, chance)
-        played = recomputed(problem, order) if recomputes and order else order
+        played = recomputed(problem, order) if problem.frees and order else order
         if order is None or played is None:
             continue
         allowed = length + warmth * chance.random() * (1 - turn / moves)
@@ -55,14 +54,14 @@ def critical_path(problem: Problem, plan: TimedOrder) -> list[tuple[int, int]]:
     for rank, row in enumerate(plan.rows):
         place = 0
         for position, (kind, stage, m, _, _) in enumerate(row):
-            where[FORWARD if kind == DROPPED else kind, stage, m] = rank, position, place
+            where[PLAIN[kind], stage, m] = rank, position, place
             place += kind not in (WEIGHT, AGAIN)
     rank = max(range(len(plan.rows)), key=lambda number: plan.rows[number][-1][4])
     position = len(plan.rows[rank]) - 1
     path = []
     while True:
         kind, stage, m, start, _ = plan.rows[rank][position]
-        kind = FORWARD if kind == DROPPED else kind
+        kind = PLAIN[kind]
         path.append((rank, where[kind, stage, m][2]))
         if position and plan.rows[rank][position - 1][4] >= start:
             position -= 1

@@ -3,16 +3,20 @@
 from collections.abc import Sequence
 from functools import cached_property
 from math import ceil, inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mpitrain.schedules.options import StageTimes, Times
 
+_T = TypeVar("_T")
 ROUNDING = 1e-9  # sums of floats that differ by less are equal
 SMALL = 600  # operations of a step for which smaller limits are tried, too
 LARGE = 50_000  # operations from which a play takes half a second and more
 # kinds of computations: a whole backward is I and W in one; a forward that keeps its input alone is
-# DROPPED, and AGAIN before its backward
-FORWARD, INPUT, WEIGHT, WHOLE, AGAIN, DROPPED = range(6)
+# DROPPED, and AGAIN before its backward; one whose stash goes to host memory is SENT, and its I or whole
+# backward FETCHED or FETCHED_WHOLE
+FORWARD, INPUT, WEIGHT, WHOLE, AGAIN, DROPPED, SENT, FETCHED, FETCHED_WHOLE = range(9)
+# what each is without that
+PLAIN = FORWARD, INPUT, WEIGHT, WHOLE, AGAIN, FORWARD, FORWARD, INPUT, WHOLE
 
 
 def is_large(num_stages: int, num_microbatches: int) -> bool:
@@ -63,11 +67,18 @@ def limits_within(where: StageCosts, num_microbatches: int, limit: float) -> lis
     return [limit, *reversed(range(1, ceil(min(limit, num_microbatches))))]
 
 
+def _of_kinds(forwards: _T, inputs: _T, others: _T) -> tuple[_T, ...]:
+    """Return what each kind has: that of forwards, of backwards for inputs, or of W and AGAIN."""
+    by_plain = forwards, inputs, others, inputs, others
+    return tuple(by_plain[kind] for kind in PLAIN)
+
+
 class Problem:
     """A step that is to be ordered.
 
     limit: stashes of one stage that a rank may hold. late: the share of one that is held between I
     and W. kept: the share of one, a stage's input, that is held of what is recomputed; None: nothing is.
+    copy: the time to copy a stash of one stage to host memory, or back; None: nothing is offloaded.
     """
 
     def __init__(
@@ -77,39 +88,71 @@ class Problem:
         limit: float,
         late: float = 1,
         kept: float | None = None,
+        copy: float | None = None,
     ):
         self.where = where
         self.num_microbatches = num_microbatches
         self.limit = limit
         self.late = late
         self.kept = kept
+        self.copy = copy
         self.num_stages = len(where.rank_of)
         self.stages: list[list[int]] = [[] for _ in range(where.num_ranks)]
         for stage, rank in enumerate(where.rank_of):
             self.stages[rank].append(stage)
 
-    def within(self, limit: float, kept: float | None = None) -> "Problem":
-        """Return the same step with another limit; with `kept`, stashes may be recomputed, too."""
-        kept = self.kept if kept is None else kept
-        return Problem(self.where, self.num_microbatches, limit, self.late, kept)
+    def within(self, limit: float) -> "Problem":
+        """Return the same step with another limit."""
+        return Problem(self.where, self.num_microbatches, limit, self.late, self.kept, self.copy)
+
+    def freeing(self, kept: float | None, copy: float | None) -> "Problem":
+        """Return the same step in which stashes may be recomputed, or offloaded."""
+        return Problem(self.where, self.num_microbatches, self.limit, self.late, kept, copy)
+
+    @property
+    def frees(self) -> bool:
+        """Whether stashes may be recomputed, or offloaded."""
+        return self.kept is not None or self.copy is not None
+
+    @cached_property
+    def offloads(self) -> list[bool]:
+        """Of each stage, whether a stash that doesn't fit is offloaded; else it is recomputed."""
+        if self.copy is None or self.kept is None:
+            return [self.copy is not None] * self.num_stages
+        return [self._copied(stage) <= self.where.forward[stage] for stage in range(self.num_stages)]
+
+    def _copied(self, stage: int) -> float:
+        """Return how much longer computations take that a stash is copied beside."""
+        copy, where = self.copy or 0, self.where
+        return max(0, copy - where.forward[stage]) + max(0, copy - where.input[stage])
 
     @cached_property
     def changes(self) -> tuple[float, ...]:
         """By how many stashes each kind changes what a rank holds."""
         kept = self.kept or 0
-        return 1, self.late - 1, -self.late, -1, 1 - kept, kept
+        return 1, self.late - 1, -self.late, -1, 1 - kept, kept, 0, self.late, 0
+
+    @cached_property
+    def needs(self) -> tuple[float, ...]:
+        """How many stashes more each kind holds while it runs."""
+        kept = self.kept or 0
+        return 1, 0, 0, 0, 1 - kept, kept, 1, 1, 1
 
     @cached_property
     def rooms(self) -> tuple[float, ...]:
         """How much a rank may hold before each kind."""
-        return tuple(self.limit - change + ROUNDING if change > 0 else inf for change in self.changes)
+        return tuple(self.limit - need + ROUNDING if need > 0 else inf for need in self.needs)
 
     @cached_property
     def costs(self) -> tuple[Sequence[float], ...]:
         """The time of each kind on each stage."""
         where = self.where
         whole = [grad + weight for grad, weight in zip(where.input, where.weight)]
-        return where.forward, where.input, where.weight, whole, where.forward, where.forward
+        sent, fetched, fetched_whole = (
+            [max(time, self.copy or 0) for time in times] for times in (where.forward, where.input, whole)
+        )
+        plain = where.forward, where.input, where.weight, whole, where.forward, where.forward
+        return *plain, sent, fetched, fetched_whole
 
     @cached_property
     def delays(self) -> tuple[list[float], ...]:
@@ -119,14 +162,14 @@ class Problem:
         forwards = [between(stage - 1, stage) if stage else 0 for stage in stages]
         inputs = [between(stage + 1, stage) if stage < last else 0 for stage in stages]
         nothing = [0.0] * self.num_stages
-        return forwards, inputs, nothing, inputs, nothing, forwards
+        return _of_kinds(forwards, inputs, nothing)
 
     @cached_property
     def receivers(self) -> tuple[list[int], ...]:
         """The rank that waits for what each kind makes on each stage; at the ends its own."""
         rank_of = self.where.rank_of
         forwards, inputs = [*rank_of[1:], rank_of[-1]], [rank_of[0], *rank_of[:-1]]
-        return forwards, inputs, list(rank_of), inputs, list(rank_of), forwards
+        return _of_kinds(forwards, inputs, list(rank_of))
 
     @cached_property
     def work(self) -> list[float]:
@@ -205,25 +248,24 @@ class Problem:
         held: stashes times how long they are held.
         """
         time = held / self.limit
-        if self.kept is None or time <= work:
+        if not self.frees or time <= work:
             return time
+        saved = max(map(self._saved, stages))  # for each time more
+        return work if saved == inf else work + (time - work) / (1 + max(0, saved) / self.limit)
+
+    def _saved(self, stage: int) -> float:
+        """Return how much less is held if a stash is freed meanwhile, over the time that this takes more."""
         where = self.where
-        saved = max(
-            (1 - self.kept)
-            * (
-                self.lifespan[stage]
-                - where.forward[stage]
-                - where.input[stage]
-                - self.late * where.weight[stage]
-            )
-            / where.forward[stage]
-            for stage in stages
-        )
-        return work + max(0, time - work) / (1 + max(0, saved) / self.limit)
+        needed = where.forward[stage] + where.input[stage] + self.late * where.weight[stage]
+        freed = self.lifespan[stage] - needed
+        if self.offloads[stage]:
+            copied = self._copied(stage)
+            return freed / copied if copied else inf
+        return (1 - (self.kept or 0)) * freed / where.forward[stage]
 
     def _idle(self, time: float, cost: tuple[float, ...], stages: list[int], held: float) -> float:
         """Return how much of a time can't be filled with as many F or W as fit."""
         fits = self.num_microbatches * len(stages)
-        if held and self.kept is None:
+        if held and not self.frees:
             fits = min(fits, int(self.limit / held + ROUNDING))
         return max(0, time - fits * max(cost[stage] for stage in stages))

@@ -1,11 +1,23 @@
-"""Which stashes of an order are dropped and recomputed so that a rank holds no more than a limit.
+"""Which stashes of an order are recomputed, or offloaded, so that a rank holds no more than a limit.
 
 A forward without room drops, of what its rank holds, what has its backward last: with stashes of one size no
 other choice recomputes fewer (Belady 1966). A dropped stash is made again right before its backward, by a
-forward more; a stage's input is kept all the time.
+forward more; a stage's input is kept all the time. Where that is shorter, a stash is offloaded instead: it
+goes to host memory beside its forward and comes back beside its backward.
 """
 
-from mpitrain.schedules.search.problem import AGAIN, DROPPED, FORWARD, INPUT, WEIGHT, WHOLE, Problem
+from mpitrain.schedules.search.problem import (
+    AGAIN,
+    DROPPED,
+    FETCHED,
+    FETCHED_WHOLE,
+    FORWARD,
+    INPUT,
+    SENT,
+    WEIGHT,
+    WHOLE,
+    Problem,
+)
 from mpitrain.schedules.search.timed_order import Order
 
 Key = tuple[int, int]  # stage, microbatch
@@ -32,6 +44,7 @@ class _Row:
         }
         self.forwards: dict[Key, int] = {}  # of stashes that may be dropped: where they stand in the result
         self.dropped: set[Key] = set()
+        self.sent: set[Key] = set()
         self.has_weights = any(kind == WEIGHT for kind, _, _ in order)
         self.fits = all(self._take(*step) for step in order)
 
@@ -42,7 +55,7 @@ class _Row:
             self.forwards[key] = len(self.result)
             self.result.append((kind, stage, m))
             self.held += 1
-            return self._make_room()
+            return self._make_room(key if self.problem.offloads[stage] else None)
         if kind != WEIGHT:
             self.forwards.pop(key, None)
             if key in self.dropped:
@@ -50,16 +63,33 @@ class _Row:
                 if not self._make_room():
                     return False
                 self.result.append((AGAIN, stage, m))
+            elif key in self.sent:
+                kind = FETCHED if kind == INPUT else FETCHED_WHOLE
+                self.held += 1
+                if not self._make_room():
+                    return False
+                self.held -= 1
         self.result.append((kind, stage, m))
-        self.held += -1 if kind == INPUT and not self.has_weights else self.problem.changes[kind]
+        self.held += self.problem.changes[kind]
+        if kind in (INPUT, FETCHED) and not self.has_weights:
+            self.held -= self.problem.late
         return True
 
-    def _make_room(self) -> bool:
-        """Drop stashes until what is held fits."""
+    def _make_room(self, running: Key | None = None) -> bool:
+        """Free stashes until what is held fits. running: that of a forward, which is there while it runs."""
         limit = self.problem.limit + 1e-9
-        while self.held > limit and self.forwards:
-            key = max(self.forwards, key=self.backwards.__getitem__)
-            self.result[self.forwards.pop(key)] = DROPPED, *key
-            self.dropped.add(key)
-            self.held -= self.problem.changes[AGAIN]
-        return self.held <= limit
+        while self.held > limit:
+            held = [key for key in self.forwards if key != running]
+            if not held:
+                return False
+            key = max(held, key=self.backwards.__getitem__)
+            place = self.forwards.pop(key)
+            if self.problem.offloads[key[0]]:
+                self.result[place] = SENT, *key
+                self.sent.add(key)
+                self.held -= 1
+            else:
+                self.result[place] = DROPPED, *key
+                self.dropped.add(key)
+                self.held -= self.problem.changes[AGAIN]
+        return True

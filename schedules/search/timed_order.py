@@ -1,14 +1,26 @@
 """What all ranks do, and when; and a plan whose order is given."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from mpitrain.schedules.actions import PAIR, Action
-from mpitrain.schedules.search.problem import AGAIN, DROPPED, FORWARD, INPUT, ROUNDING, WEIGHT, Problem
+from mpitrain.schedules.actions import OFFLOAD, PAIR, Action
+from mpitrain.schedules.search.problem import (
+    AGAIN,
+    DROPPED,
+    FETCHED,
+    FETCHED_WHOLE,
+    FORWARD,
+    INPUT,
+    PLAIN,
+    ROUNDING,
+    SENT,
+    WEIGHT,
+    WHOLE,
+    Problem,
+)
 
-KINDS = "FIWBRF"
+KINDS = "FIWBRFFIB"
 Rows = Sequence[Sequence[Action]]
 Order = list[list[tuple[int, int, int]]]  # of each rank: kind, stage, microbatch
 Step = tuple[int, int, int, float, float]  # kind, stage, microbatch, start, end
@@ -29,20 +41,28 @@ class TimedOrder(NamedTuple):
 
     def peak(self, problem: Problem) -> float:
         """Return the most stashes of one stage that a rank holds."""
-        changes = problem.changes
-        return max(max(accumulate(changes[step[0]] for step in row)) for row in self.rows)
+        peak = 0.0
+        for row in self.rows:
+            held = 0.0
+            for kind, *_ in row:
+                peak = max(peak, held + problem.needs[kind])
+                held += problem.changes[kind]
+        return peak
 
     def actions(self) -> list[list[Action]]:
-        return [[Action(KINDS[kind], m, stage) for kind, stage, m, *_ in row] for row in self.rows]
+        return [
+            [
+                Action(letter, m, stage)
+                for kind, stage, m, *_ in row
+                for letter in (OFFLOAD * (kind == SENT) + KINDS[kind])
+            ]
+            for row in self.rows
+        ]
 
     def without_weights(self) -> Order:
         """Return the order of F and I."""
         return [
-            [
-                (FORWARD if kind == DROPPED else kind, stage, m)
-                for kind, stage, m, *_ in row
-                if kind not in (WEIGHT, AGAIN)
-            ]
+            [(PLAIN[kind], stage, m) for kind, stage, m, *_ in row if kind not in (WEIGHT, AGAIN)]
             for row in self.rows
         ]
 
@@ -51,19 +71,24 @@ def order_of(rows: Rows, *, split: bool = True) -> Order:
     """Return the order of a table's rows. A whole B is an I and its W, also in a pair; it stays one if
     `split` is false.
     """
-    kinds: dict[str, tuple[int, ...]] = {kind: (KINDS.index(kind),) for kind in "FIWBR"} | {PAIR.kind: ()}
+    kinds: dict[str, tuple[int, ...]] = {kind: (KINDS.index(kind),) for kind in "FIWBR"}
+    kinds |= {PAIR.kind: (), OFFLOAD: ()}
     if split:
         kinds["B"] = INPUT, WEIGHT
     order = [
         [(kind, action.stage, action.index) for action in row for kind in kinds[action.kind]] for row in rows
     ]
-    dropped = {step[1:] for row in order for step in row if step[0] == AGAIN}
-    if not dropped:
+    dropped = {action[2:0:-1] for row in rows for action in row if action.kind == "R"}
+    sent = {action[2:0:-1] for row in rows for action in row if action.kind == OFFLOAD}
+    if not dropped and not sent:
         return order
-    return [
-        [(DROPPED, *step[1:]) if step[0] == FORWARD and step[1:] in dropped else step for step in row]
-        for row in order
-    ]
+    freed = {FORWARD: DROPPED}, {FORWARD: SENT, INPUT: FETCHED, WHOLE: FETCHED_WHOLE}
+
+    def of(step: tuple[int, int, int]) -> tuple[int, int, int]:
+        names = freed[0] if step[1:] in dropped else freed[1] if step[1:] in sent else {}
+        return names.get(step[0], step[0]), *step[1:]
+
+    return [list(map(of, row)) for row in order]
 
 
 def shortest(problem: Problem, tables: Iterable[Rows]) -> Rows | None:
@@ -101,16 +126,10 @@ class OrderedPlay:
         nothing = [0.0] * m
         forwards, inputs = ([[inf] * m for _ in range(problem.num_stages)] for _ in (FORWARD, INPUT))
         at_once = [nothing] * problem.num_stages
-        self.ends = (forwards, inputs, at_once, inputs, at_once, forwards)
+        self.ends = tuple((forwards, inputs, at_once, inputs, at_once)[kind] for kind in PLAIN)
         # where the end of what is waited for will stand
-        self.sources = (
-            before := [nothing, *forwards[:-1]],
-            gradients := [*inputs[1:], forwards[-1]],
-            at_once,
-            gradients,
-            at_once,
-            before,
-        )
+        before, gradients = [nothing, *forwards[:-1]], [*inputs[1:], forwards[-1]]
+        self.sources = tuple((before, gradients, at_once, gradients, at_once)[kind] for kind in PLAIN)
         self.late = [list[tuple[int, int]]() for _ in order]  # of each rank: I whose W may follow
         self.rows = [list[Step]() for _ in order]
         # ranks that run next; those that wait for a message; how many are done
@@ -160,7 +179,7 @@ class OrderedPlay:
             row.append((kind, stage, m, start, now))
             if kind in (WEIGHT, AGAIN):
                 continue
-            if kind == INPUT and self.places_weights:
+            if PLAIN[kind] == INPUT and self.places_weights:
                 late.append((stage, m))
                 num_late += 1
             ends[kind][stage][m] = now

@@ -1,4 +1,4 @@
-"""Microbatches that a table recomputes (R): the bits of a run that keeps all, and memory to the byte."""
+"""Microbatches that a table recomputes (R) or offloads (O): the bits of a run that keeps all; memory."""
 
 import pytest
 from conftest import agree
@@ -8,6 +8,7 @@ from training import one_step, resolved
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
+KINDS = {"R": "BI", "O": "F"}  # what stands right after each
 LAYOUTS = [
     ("1f1b", ()),
     ("zb-h1", ("parallel.zero=3",)),
@@ -19,8 +20,8 @@ LAYOUTS = [
 ]
 
 
-def with_recomputation(name, num_ranks, num_microbatches, every=2):
-    """Return the text of a schedule's table in which each `every`-th stash is recomputed."""
+def freed(name, kind, num_ranks, num_microbatches, every=2):
+    """Return the text of a schedule's table in which each `every`-th stash is recomputed, or offloaded."""
     from mpitrain.schedules.actions import PAIR, Action
     from mpitrain.schedules.catalog import build
     from mpitrain.schedules.pairs import grouped
@@ -32,16 +33,22 @@ def with_recomputation(name, num_ranks, num_microbatches, every=2):
         rows.append([])
         for group in grouped(row):
             for action in group:
-                if action != PAIR and action.kind in "BI" and (action.index + action.stage) % every == 0:
-                    rows[-1].append(Action("R", action.index, action.stage))
+                if (
+                    action != PAIR
+                    and action.kind in KINDS[kind]
+                    and (action.index + action.stage) % every == 0
+                ):
+                    rows[-1].append(Action(kind, action.index, action.stage))
             rows[-1] += group
     return write_table(make_table(name, rows))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "more"), LAYOUTS)
-def test_recomputed_microbatches_train_to_the_same_bits(world, tmp_path, name, more):
+def test_microbatches_whose_stashes_are_freed_train_to_the_same_bits(world, tmp_path, name, more, kind):
     m = 2 * world.size
-    text = with_recomputation(name, world.size, m) if world.rank == 0 else None
+    more = [key for key in more if kind == "R" or "offload" not in key]
+    text = freed(name, kind, world.size, m) if world.rank == 0 else None
     path = written(world, tmp_path / "again.txt", world.bcast(text))
     expected = train(world, config_of(world, name, m, *more))
     found = train(world, config_of(world, path, m, *more))
@@ -50,11 +57,12 @@ def test_recomputed_microbatches_train_to_the_same_bits(world, tmp_path, name, m
 
 
 @pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zbv"])
-def test_what_a_recomputed_step_holds_is_predicted_to_the_byte(world, tmp_path, name, every):
+def test_what_such_a_step_holds_is_predicted_to_the_byte(world, tmp_path, name, kind, every):
     if world.size != 2:
         pytest.skip("2 ranks tell")
-    text = with_recomputation(name, 2, 8, every) if world.rank == 0 else None
+    text = freed(name, kind, 2, 8, every) if world.rank == 0 else None
     path = written(world, tmp_path / "again.txt", world.bcast(text))
     model = ("model.layers=8", "model.width=64", "model.vocab=256", "data.sequence=64")
     keys = "parallel.pp=2", "batch.global=8", "batch.micro=1"
@@ -71,15 +79,16 @@ def test_what_a_recomputed_step_holds_is_predicted_to_the_byte(world, tmp_path, 
     agree(world, world.rank != 0 or less, f"{name}: {held}")
 
 
-def test_auto_recomputes_only_if_that_is_allowed_and_shorter(world):
+@pytest.mark.parametrize(("kind", "key"), [("R", "recompute=0.05"), ("O", "offload=0.5")])
+def test_auto_frees_stashes_only_if_that_is_allowed_and_shorter(world, kind, key):
     if world.size != 2:
         pytest.skip("2 ranks tell")
     keys = "parallel.pp=2", "batch.global=8", "pipeline.schedule=auto", "model.layers=4"
-    tight = *keys, "pipeline.memory_limit=1"
-    kept, again = (plan(world, *tight, *more) for more in ((), ("pipeline.recompute=0.05",)))
-    roomy = plan(world, *keys, "pipeline.memory_limit=8", "pipeline.recompute=0.05")
+    tight, allowed = (*keys, "pipeline.memory_limit=1"), f"pipeline.{key}"
+    kept, again = (plan(world, *tight, *more) for more in ((), (allowed,)))
+    roomy = plan(world, *keys, "pipeline.memory_limit=8", allowed)
     kinds = [[action.kind for row in one.table.ranks for action in row] for one in (kept, again, roomy)]
-    counts = [found.count("R") for found in kinds]
+    counts = [found.count(kind) for found in kinds]
     assert counts[0] == counts[2] == 0 < counts[1]
     wrong = differing(train(world, again.config), train(world, kept.config))
     agree(world, not wrong, f"{wrong}")

@@ -158,7 +158,8 @@ def show_frontier(request: Request, files: Files, json: bool) -> str:
     size = StepSize(
         request.num_ranks, request.num_microbatches, request.times,
         1.0 if request.weight_memory is None else request.weight_memory,
-        request.chunks, request.stage_times_of, request.recompute, request.notify,
+        request.chunks, request.stage_times_of, request.recompute, request.offload,
+        request.notify,
     )  # fmt: skip
     require_searchable("frontier", size.num_ranks, size.num_microbatches)
     found = frontier(size)
@@ -201,6 +202,7 @@ def read_request(name: str, stages: int | None, microbatches: int | None, **aske
         "memory_limit": read_limit,
         "weight_memory": read_share,
         "recompute": read_kept,
+        "offload": read_copy,
     }
     for option, check in checks.items():
         asked[option] = check(asked.get(option))
@@ -255,4 +257,11 @@ def read_kept(value: float | None) -> float | None:
     """Read --recompute, the share of a stash that stays of what is recomputed."""
     if value is not None and not 0 <= value < 1:
         raise ConfigError(f"--recompute {value:g}: needed a share of a stash, 0 to below 1")
+    return value
+
+
+def read_copy(value: float | None) -> float | None:
+    """Read --offload, the time to copy a stash of a rank's whole share of layers."""
+    if value is not None and not 0 <= value < math.inf:
+        raise ConfigError(f"--offload {value:g}: needed a time, 0 or more, in the unit of --times")
     return value

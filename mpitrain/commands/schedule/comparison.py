@@ -103,6 +103,7 @@ def _headline(played: Played) -> str:
 def _cells(played: Played, dominated: Mapping[str, str]) -> tuple[str, ...]:
     name = played.table.name
     remarks = [f"{len(played.recomputed)} recomputed"] * bool(played.recomputed)
+    remarks += [f"{len(played.offloaded)} offloaded"] * bool(played.offloaded)
     remarks += ["above the limit"] * played.above_limit + ["not proved"] * (played.proof is None)
     if name in dominated and not played.above_limit:
         remarks.append(f"dominated by {dominated[name]}")
@@ -164,4 +165,5 @@ def _numbers(played: Played, dominated: Mapping[str, str]) -> dict:
         "dominated_by": dominated.get(played.table.name),
         "proved": played.proof is not None,
         "recomputed": len(played.recomputed),
+        "offloaded": len(played.offloaded),
     }

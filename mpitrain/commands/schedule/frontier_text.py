@@ -32,6 +32,7 @@ def _cells(point: Point) -> tuple[str, ...]:
     table = point.played.table
     remarks = [f"{table.copies} copies of the model"] * (table.copies > 1)
     remarks += [f"{len(point.played.recomputed)} recomputed"] * bool(point.played.recomputed)
+    remarks += [f"{len(point.played.offloaded)} offloaded"] * bool(point.played.offloaded)
     remarks += [f"{table.segments} segments"] * (table.segments > 1)
     name = f"{point.name} ({', '.join(remarks)})" if remarks else point.name
     return (number(point.peak), number(point.makespan), number(point.bound), f"{above:.1%}", name)
@@ -55,4 +56,5 @@ def _numbers(point: Point) -> dict:
         "copies": point.played.table.copies,
         "proved": point.played.proof is not None,
         "recomputed": len(point.played.recomputed),
+        "offloaded": len(point.played.offloaded),
     }

@@ -16,7 +16,7 @@ from mpitrain.schedules.played import PROVED_AT_ONCE, Played, played
 from mpitrain.schedules.search_progress import Notify
 from mpitrain.schedules.table import Table
 
-PLANNED_WITH = "times", "memory_limit", "weight_memory", "recompute"
+PLANNED_WITH = "times", "memory_limit", "weight_memory", "recompute", "offload"
 
 
 class Request(NamedTuple):
@@ -24,8 +24,8 @@ class Request(NamedTuple):
 
     name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers.
     weight_memory: the share of a stash that is held between I and W. recompute: searches may recompute, and
-    this share stays then. stage_times_of: instead of equal shares of the times, as a run measured them.
-    notify: hears how far a long search is.
+    this share stays then. offload: or offload, which takes this time for a rank's stash. stage_times_of:
+    instead of equal shares of the times, as a run measured them. notify: hears how far a long search is.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Request(NamedTuple):
     memory_limit: float | None = None
     weight_memory: float | None = None
     recompute: float | None = None
+    offload: float | None = None
     stage_times_of: StageTimesOf | None = None
     notify: Notify | None = None
 
@@ -52,7 +53,8 @@ def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
     table = _table(request)
     stages = request.stage_times_of(table.rank_of[: table.depth]) if request.stage_times_of else None
     kept = INPUT_SHARE if request.recompute is None else request.recompute
-    return played(table, request.times, request.memory_limit, share, most_proved, stages, kept)
+    copy = request.offload or 0
+    return played(table, request.times, request.memory_limit, share, most_proved, stages, kept, copy)
 
 
 def _table(request: Request) -> Table:
@@ -74,7 +76,7 @@ def _chosen(request: Request) -> Table:
     options = Options(
         request.chunks, request.group, request.segments, request.times,
         memory_limit=request.memory_limit, weight_memory=request.weight_memory,
-        recompute=request.recompute, notify=request.notify,
+        recompute=request.recompute, offload=request.offload, notify=request.notify,
     )  # fmt: skip
     return fastest(request.num_ranks, request.num_microbatches, options, request.stage_times_of).table
 

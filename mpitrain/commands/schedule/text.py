@@ -83,9 +83,11 @@ def _numbers(played: Played) -> list[str]:
         f"peak         {number(max(played.peak_stashes))} stashes of a rank's whole share of "
         f"layers{_limit(played)}",
     ]
+    number_of_all = played.table.num_stages * played.table.num_microbatches
     if played.recomputed:
-        number_of_all = played.table.num_stages * played.table.num_microbatches
-        lines.append(f"recomputed   {len(played.recomputed)} of {number_of_all} forwards")
+        lines.append(f"recomputed   {len(played.recomputed)} of {number_of_all} stashes")
+    if played.offloaded:
+        lines.append(f"offloaded    {len(played.offloaded)} of {number_of_all} stashes")
     if played.times.message:
         lines.append(
             f"exposed      {number(max(played.timeline.exposed))} of waiting for messages under way, on the "
@@ -186,6 +188,7 @@ def as_dict(played: Played) -> dict:
         "peak_stashes": played.peak_stashes,
         "weight_memory": played.weight_memory,
         "recomputed": len(played.recomputed),
+        "offloaded": len(played.offloaded),
         "memory_limit": played.memory_limit,
         "above_limit": played.above_limit,
         "messages": played.messages,

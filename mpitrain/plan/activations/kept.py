@@ -6,6 +6,7 @@ is held is counted in actor/memory_meter.py.
 """
 
 from collections.abc import Collection
+from functools import cached_property
 
 from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of
 from mpitrain.plan.division.stages import StagePlan
@@ -14,19 +15,24 @@ from mpitrain.plan.division.stages import StagePlan
 class Activations:
     """The formulas of one stage of the model."""
 
-    def __init__(self, stage: StagePlan, sizes: Sizes):
+    def __init__(self, stage: StagePlan, sizes: Sizes, offloaded: bool = False):
         self.config = stage.config
         self.stage = stage
         self.sizes = sizes
         self.segments = sizes.segments
         self.blocks = range(len(stage.blocks))
-        self.offloaded = self.config.memory.offload in ("activations", "all")
+        self.offloaded = offloaded or self.config.memory.offload in ("activations", "all")
         # computed once: a program asks again for each microbatch and part. By id: the stage holds its layers
         self._kept: dict[tuple[int, int], int] = {}
         self._kept_from: dict[tuple[int, int], int] = {}
         self._left: dict[int, int] = {}
         self._left_by_parts: dict[tuple[int, int | None], int] = {}
         self._working: dict[int, Working] = {}
+
+    @cached_property
+    def sent(self) -> "Activations":
+        """The formulas of a microbatch that is offloaded."""
+        return self if self.offloaded else Activations(self.stage, self.sizes, offloaded=True)
 
     def kept_by(self, layer: Layer, segment: int) -> int:
         """Return what one layer's forward of a segment leaves."""

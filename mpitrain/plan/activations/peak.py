@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
 from mpitrain.plan.activations.transients import Inside, Transients
-from mpitrain.schedules.actions import COMPUTE, Action
+from mpitrain.schedules.actions import COMPUTE, OFFLOAD, Action
 from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.table import Table
 
@@ -72,6 +72,10 @@ class _MemoryPlayer:
         self._transients = {number: Transients(formulas) for number, formulas in stages.items()}
         self._last = {action[:3]: action for action in instructions}
         self._recomputed = {action[1:3] for action in instructions if action.kind == "R"}
+        self._sent = {action[1:3] for action in instructions if action.kind == OFFLOAD}
+        self._sent_transients = {
+            stage: Transients(stages[stage].sent) for stage in {stage for _, stage in self._sent}
+        }
         self._held = Counter[tuple[int, int]]()
         self._returned = Counter[tuple[int, int]]()
         self.held = 0  # all that is kept now
@@ -86,7 +90,8 @@ class _MemoryPlayer:
 
     def inside(self, action: Action) -> Inside:
         """Return what a computation holds of its own microbatch while it runs."""
-        transients, segment = self._transients[action.stage], action.index % self._table.segments
+        of_stages = self._sent_transients if action[1:3] in self._sent else self._transients
+        transients, segment = of_stages[action.stage], action.index % self._table.segments
         if action.kind == "F" and action[1:3] in self._recomputed:
             return transients.dropped(segment)
         return transients.of(action.kind, segment, action.part)
@@ -95,7 +100,7 @@ class _MemoryPlayer:
         """Have a computation done."""
         kind, index, stage, part = action
         done = self._last[action[:3]] == action
-        formulas = self._stages[stage]
+        formulas = self._formulas(action)
         segments = self._table.segments
         after = 0 if part is None else part + 1  # the first part that isn't done yet
         if kind in ("F", "R"):
@@ -116,10 +121,14 @@ class _MemoryPlayer:
                 self.held += returned - self._returned[microbatch, stage]
                 self._returned[microbatch, stage] = returned
 
+    def _formulas(self, action: Action) -> Activations:
+        formulas = self._stages[action.stage]
+        return formulas.sent if action[1:3] in self._sent else formulas
+
     def _forwarded(self, action: Action) -> int:
         """Return what a forward leaves, or the one that runs again."""
         kind, index, stage, part = action
-        formulas = self._stages[stage]
+        formulas = self._formulas(action)
         if kind == "F" and (index, stage) in self._recomputed:
             return formulas.input()
         first = 0 if part is None else len(formulas.stage.parts) - 1 - part
@@ -137,6 +146,9 @@ def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Act
     A buffer is used again for what has the same length: in all segments that is all but keys and
     values, which are longer in each.
     """
+    if sent := {action[1:3] for action in instructions if action.kind == OFFLOAD}:
+        instructions = [action for action in instructions if action[1:3] in sent]
+        stages = {number: formulas.sent for number, formulas in stages.items()}
     last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
     recomputed = {action[1:3] for action in instructions if action.kind == "R"}
     held = Counter[tuple[int, int]]()

@@ -113,7 +113,7 @@ def _refuse_uneven(table: Table) -> None:
 
 def _refuse_keys(pipeline: Pipeline, table: Table) -> None:
     """Refuse keys that would do nothing, or that say something else than the table."""
-    for key in ("group", "times", "stage_times", "memory_limit", "weight_memory", "recompute"):
+    for key in ("group", "times", "stage_times", "memory_limit", "weight_memory", "recompute", "offload"):
         if (value := getattr(pipeline, key)) is not None:
             raise ConfigError(
                 f"pipeline.{key} = {value}: has no effect on a table of your own ({table.name}); leave it out"
@@ -245,4 +245,5 @@ def _options(pipeline: Pipeline, family: ScheduleFamily) -> Options:
         memory_limit=pipeline.memory_limit,
         weight_memory=pipeline.weight_memory,
         recompute=pipeline.recompute,
+        offload=pipeline.offload,
     ).strict()

@@ -91,6 +91,7 @@ def _choose(pipeline: Pipeline, layout: ResolvedConfig) -> Choice:
         memory_limit=pipeline.memory_limit,
         weight_memory=pipeline.weight_memory,
         recompute=pipeline.recompute,
+        offload=pipeline.offload,
     )
     return fastest(pp, num_microbatches(layout), options, plan.of_stages, layout.model.layers)
 
@@ -107,6 +108,7 @@ def _with_choice(pipeline: Pipeline, layout: ResolvedConfig, choice: Choice) -> 
         memory_limit=limit,
         weight_memory=choice.options.weight_memory if "weight_memory" in takes and limit else None,
         recompute=choice.options.recompute,
+        offload=choice.options.offload,
     )
 
 

@@ -1,4 +1,4 @@
-"""Recomputation as a choice of a schedule: what is dropped, what that costs, and what is refused."""
+"""Recomputation and offloading as choices of a schedule: which stashes, what that costs, what is refused."""
 
 import random
 from itertools import combinations
@@ -16,7 +16,7 @@ from mpitrain.schedules.formats.other_formats import FORMS, write_as
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.played import played
-from mpitrain.schedules.search.problem import Problem, stage_costs
+from mpitrain.schedules.search.problem import AGAIN, DROPPED, FETCHED, SENT, Problem, stage_costs
 from mpitrain.schedules.search.recomputation import recomputed
 from mpitrain.schedules.search.timed_order import OrderedPlay, order_of
 from mpitrain.schedules.table import read_table, write_table
@@ -27,15 +27,19 @@ KEPT = 0.05
 SEARCHED = ("plain-auto", "interleaved-auto", "v-auto")
 
 
-def held_at_most(order, dropped, late=1.0):
-    """Return the peak of one rank's order if some of its stashes are dropped, and made again before I."""
+def held_at_most(order, freed, late=1.0, sent=False):
+    """Return the peak of one rank's order if some of its stashes are dropped and made again before I.
+
+    sent: they are offloaded between F and I instead.
+    """
     held = peak = 0.0
     for kind, stage, m in order:
-        again = (stage, m) in dropped
+        is_freed = (stage, m) in freed
         if kind == 0:
-            held += KEPT if again else 1
+            peak = max(peak, held + (sent or not is_freed or KEPT))
+            held += (0 if sent else KEPT) if is_freed else 1
         elif kind == 1:
-            held += 1 - KEPT if again else 0
+            held += (1 if sent else 1 - KEPT) if is_freed else 0
             peak = max(peak, held)
             held += late - 1
         else:
@@ -44,14 +48,16 @@ def held_at_most(order, dropped, late=1.0):
     return peak
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_no_fewer_stashes_can_be_recomputed(seed):
+@pytest.mark.parametrize("sent", [False, True])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_fewer_stashes_can_be_freed(seed, sent):
     """Every set of them is tried, for one rank's order."""
     chance = random.Random(seed)
     p, m, rank = chance.randint(2, 4), chance.randint(2, 5), 0
     limit, late = chance.choice((1, 2, 2.5, 3)), chance.choice((1, 0.5))
     table = build(chance.choice(("gpipe", "1f1b", "zb-h1", "zb-h2")), p, m)
-    problem = Problem(stage_costs(table.rank_of, TIMES), m, limit, late, KEPT)
+    costs = stage_costs(table.rank_of, TIMES)
+    problem = Problem(costs, m, limit, late, *((None, 5) if sent else (KEPT, None)))
     order = order_of(table.ranks)
     row = order[rank]
     found = recomputed(problem, order)
@@ -59,39 +65,43 @@ def test_no_fewer_stashes_can_be_recomputed(seed):
     fitting = (
         number
         for number in range(len(stashes) + 1)
-        if any(held_at_most(row, set(some), late) <= limit + 1e-9 for some in combinations(stashes, number))
+        if any(
+            held_at_most(row, set(some), late, sent) <= limit + 1e-9 for some in combinations(stashes, number)
+        )
     )
     least = next(fitting, None)
     if found is None:  # another rank may be the reason
-        assert least is None or recomputed(Problem(problem.where, m, limit, late, KEPT), [row]) is not None
+        assert least is None or recomputed(problem, [row]) is not None
         return
-    dropped = {step[1:] for step in found[rank] if step[0] == 5}
-    assert dropped == {step[1:] for step in found[rank] if step[0] == 4}
-    assert held_at_most(row, dropped, late) <= limit + 1e-9
-    assert len(dropped) == least
+    before, after = (SENT, FETCHED) if sent else (DROPPED, AGAIN)
+    freed = {step[1:] for step in found[rank] if step[0] == before}
+    assert freed == {step[1:] for step in found[rank] if step[0] == after}
+    assert held_at_most(row, freed, late, sent) <= limit + 1e-9
+    assert len(freed) == least
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_search_that_may_recompute_keeps_the_limit_and_is_no_longer(seed):
+@pytest.mark.parametrize(
+    "given", [{"recompute": KEPT}, {"offload": 7.0}, {"recompute": KEPT, "offload": 4.0}]
+)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_search_that_may_free_stashes_keeps_the_limit_and_is_no_longer(seed, given):
     chance = random.Random(seed)
     p, name = chance.randint(2, 4), SEARCHED[seed % 3]
     m, limit = chance.randint(2, 2 * p), chance.choice((1, 1.5, 2, p))
     times = Times(*(chance.randint(1, 9) for _ in range(3)), chance.choice((0, 1)))
     asked = Options(times=times, memory_limit=limit, weight_memory=chance.choice((1, 0.5)))
     kept = played(build(name, p, m, asked), times, limit, asked.weight_memory)
-    again = played(
-        build(name, p, m, asked._replace(recompute=KEPT)), times, limit, asked.weight_memory, recompute=KEPT
-    )
+    again = played(build(name, p, m, asked._replace(**given)), times, limit, asked.weight_memory, **given)
     assert again.proof is not None and not again.above_limit
     assert again.timeline.makespan <= kept.timeline.makespan * (1 + 1e-9)
     assert again.bound <= again.timeline.makespan * (1 + 1e-9)
-    assert kept.recomputed == set()
-    problem = Problem(stage_costs(again.table.rank_of, times), m, limit * len(again.chunks[0]))
-    plan = OrderedPlay(
-        Problem(problem.where, m, problem.limit, asked.weight_memory, KEPT),
-        order_of(again.table.ranks, split=False),
-    ).play()
+    assert not kept.recomputed and not kept.offloaded
+    chunks = len(again.chunks[0])
+    problem = Problem(stage_costs(again.table.rank_of, times), m, limit * chunks, asked.weight_memory)
+    problem = problem.freeing(KEPT, given.get("offload", 0) / chunks)
+    plan = OrderedPlay(problem, order_of(again.table.ranks, split=False)).play()
     assert plan is not None and plan.makespan == pytest.approx(again.timeline.makespan)
+    assert plan.peak(problem) / chunks == pytest.approx(max(again.peak_stashes))
 
 
 def test_more_memory_costs_no_time_where_stashes_are_recomputed():
@@ -102,9 +112,10 @@ def test_more_memory_costs_no_time_where_stashes_are_recomputed():
     assert spans == sorted(spans, reverse=True)
 
 
-def test_the_front_is_nowhere_longer_with_recomputation():
-    plain, again = (frontier(StepSize(3, 4, TIMES, recompute=share)) for share in (None, KEPT))
-    assert any(point.played.recomputed for point in again.front)
+@pytest.mark.parametrize("given", [{"recompute": KEPT}, {"offload": 10.0}])
+def test_the_front_is_nowhere_longer_where_stashes_are_freed(given):
+    plain, again = (frontier(StepSize(3, 3, TIMES, **more)) for more in ({}, given))
+    assert any(point.played.recomputed or point.played.offloaded for point in again.front)
     for point in plain.front:
         assert min(one.makespan for one in again.front if one.peak <= point.peak + 1e-9) <= point.makespan
     for point in (*again.front, *again.others):
@@ -125,6 +136,16 @@ def test_a_table_says_what_is_recomputed():
             write_as(form, table)
 
 
+def test_a_table_says_what_is_offloaded():
+    text = "rank 0: O0@0 F0@0 F1@0 B0@0 B1@0\n"
+    table = read_any(text)
+    assert read_table(write_table(table), "user") == table
+    # F beside a copy of 4, and B, which is longer than it
+    one = played(table, Times(3, 5, 7), weight_memory=1, offload=4)
+    assert one.offloaded == {(0, 0)} and one.timeline.makespan == 2 * 15 + 1
+    assert one.memory(0)[1:] == [(0, 1), (4, 0), (4, 1), (7, 2), (19, 1), (31, 0)]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -132,6 +153,8 @@ def test_a_table_says_what_is_recomputed():
         ("rank 0: F0@0 B0@0 R0@0", "B0@0 stands before R0@0"),
         ("rank 0: F0@0 R0@0 R0@0 B0@0", "R0@0 again"),
         ("segments 2\nrank 0: F0@0 F1@0 R1@0 B1@0 B0@0", "found R with 2 segments"),
+        ("rank 0: F0@0 O0@0 B0@0", "F0@0 stands before O0@0"),
+        ("rank 0: O0@0 F0@0 R0@0 B0@0", "found O0@0 and R0@0; needed one of them"),
     ],
 )
 def test_a_recomputation_out_of_place_is_refused(text, message):
@@ -149,6 +172,9 @@ def test_what_recomputes_twice_is_refused(tmp_path):
     assert plan_of(resolved(*keys, "memory.recompute=selective")).training
     with pytest.raises(ConfigError, match=r'memory.recompute = "full" with .*again.txt, which recomputes 1'):
         _ = plan_of(resolved(*keys, "memory.recompute=full")).training
+    (tmp_path / "again.txt").write_text("rank 0: O0@0 F0@0 B0@0\nrank 1: F0@1 B0@1\n")
+    with pytest.raises(ConfigError, match=r'memory.offload = "all" with .*again.txt, which offloads 1'):
+        _ = plan_of(resolved(*keys, "memory.offload=all")).training
 
 
 @pytest.mark.parametrize("name", [name for name in catalog.NAMES if name not in SEARCHED])
