@@ -449,8 +449,9 @@ class Pipeline(ConfigTable, frozen=True):
     # automatic schedules: recompute activations where that makes a step with this memory_limit shorter;
     # this share of a stash, the input of a stage, is kept then
     recompute: Annotated[float, Meta(ge=0, lt=1)] | None = None
-    # automatic schedules: offload activations to host memory where that makes a step with this memory_limit
-    # shorter; the time, in the unit of `times`, to copy a rank's activations of a microbatch one way
+    # automatic schedules: offload activations where that makes a step with this memory_limit
+    # shorter; the time, in the unit of `times`, to copy a rank's activations of a microbatch to
+    # host memory, or back
     offload: Annotated[float, Meta(ge=0)] | None = None
     # last n backwards run interleaved, bucket by bucket, so that reductions overlap; with zero 1 to
     # 3 also the first n forwards; only with one stage; 0: 1, or over several nodes up to 4, by

@@ -9,8 +9,8 @@
                 I7@1/0 and W7@1/0 likewise
     F7@1/0      part 0 of a forward that is walked in parts, from the first block to the last: of n
                 parts, F7@1/0 and B7@1/n-1 are the same blocks
-    O3@1        before F3@1: what it keeps goes to host memory while it runs, and comes back while B3@1 or
-                I3@1 runs: activation offloading
+    O3@1        before F3@1: what it keeps goes to host memory while it runs, and comes back while
+                B3@1 or I3@1 runs: activation offloading
     SEND_F3@1   stage 1 sends its output to the next stage
     RECV_F3@1   stage 1 receives its input from the previous one
     SEND_B3@1   stage 1 sends the gradient of its input back

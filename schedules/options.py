@@ -46,7 +46,7 @@ class Options(NamedTuple):
     weight_memory: float | None = None
     # automatic schedulers may recompute, and keep this share of a stash then: the input of the stage
     recompute: float | None = None
-    # automatic schedulers may offload; the time to copy a rank's whole stash to host memory, or back
+    # automatic schedulers may offload; the time to copy a rank's whole stash, one way
     offload: float | None = None
     notify: Notify | None = None  # hears how far a search is; changes nothing
 

@@ -100,8 +100,8 @@ class Played:
 
     def memory(self, rank: int) -> list[tuple[float, float]]:
         """Return (time, stashes held from then on): a forward's from its start, and until B or W
-        has ended. Of what is recomputed the input is held until then; what is offloaded is held while its
-        F runs, and from the start of I or B on.
+        has ended. Of what is recomputed the input is held until then; what is offloaded is held
+        while its F runs, and from the start of I or B on.
         """
         late = self.weight_memory
         whole = self.stashes_per_microbatch
@@ -160,8 +160,8 @@ def played(
 
     memory_limit: in stashes of a rank's whole share of layers. weight_memory: the share of a stash
     that is held between I and W. stage_times: of each stage, instead of equal shares. recompute: the
-    share of one that is held of what is recomputed. offload: the time to copy a rank's whole stash to host
-    memory, or back. Raises ScheduleError if the table has a flaw.
+    share of one that is held of what is recomputed. offload: the time to copy a rank's whole stash
+    to host memory, or back. Raises ScheduleError if the table has a flaw.
     """
     proof = _prove(table) if sum(map(len, table.ranks)) <= most_proved else None
     timeline = simulate_table(table, times, stage_times, offload)

@@ -55,7 +55,8 @@ class Table(NamedTuple):
 def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1, segments: int = 1) -> Table:
     """Build a table; the number of microbatches and the placement of stages follow from the actions.
 
-    Raises ScheduleError if something else than a whole F, B, I, W, R, an O or a PAIR of F and B is in it, if
+    Raises ScheduleError if something else than a whole F, B, I, W, R, an O or a PAIR of F and B is
+    in it, if
     stages are missing or on two ranks, if stages or microbatches don't divide into copies or
     segments, or if two copies of a stage are on one rank.
     """

@@ -32,7 +32,7 @@ class StepSize(NamedTuple):
     chunks: int | None = None  # of schedules that leave a choice
     stage_times_of: StageTimesOf | None = None
     recompute: float | None = None  # searches may recompute, and keep this share of a stash
-    offload: float | None = None  # or offload; the time to copy a rank's stash to host memory, or back
+    offload: float | None = None  # or offload; the time to copy a rank's stash one way
     notify: Notify | None = None
 
     def built(self, name: str, limit: float | None) -> Played:

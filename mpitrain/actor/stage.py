@@ -56,8 +56,8 @@ class Stage:
     blocks: what computes.
     state: its parameters.
     contexts: makes what blocks are given.
-    offload_store: host memory for what blocks keep. offloads_all: of all microbatches, not only of those that
-    O names.
+    offload_store: host memory for what blocks keep.
+    offloads_all: of all microbatches, not only of those that O names.
     """
 
     def __init__(

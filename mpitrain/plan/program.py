@@ -120,7 +120,7 @@ def _refuse_idle_pairs(config: ResolvedConfig, table: Table) -> None:
 
 
 def _refuse_idle_stashes(config: ResolvedConfig, table: Table) -> None:
-    """Raise ConfigError if a table recomputes or offloads microbatches of which blocks do it anyway."""
+    """Raise ConfigError if a table recomputes or offloads what blocks do anyway."""
     kinds = [action.kind for actions in table.ranks for action in actions]
     for key, value, values, kind, does in (
         ("recompute", config.memory.recompute, ("full", "every-k"), "R", "recomputes"),

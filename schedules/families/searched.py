@@ -6,8 +6,8 @@ v-auto             a V, there and back
 
 All orders of the same placement that have a name take part in the search (see search/improve), so
 that none of them that fits is shorter. A limit is met from one stash of a rank's whole share on. Where
-`options.recompute` or `options.offload` allow it, stashes that don't fit are recomputed or offloaded (see
-search/recomputation) if that is shorter.
+`options.recompute` or `options.offload` allow it, stashes that don't fit are recomputed or
+offloaded (see search/recomputation) if that is shorter.
 """
 
 from collections.abc import Iterator

@@ -72,8 +72,8 @@ def simulate_table(
     """Play a table whose times are given for a rank's whole share of layers, and so divided by its
     stages of one copy, or for each stage.
 
-    The message time is a latency: messages don't wait for one another. offload: the time to copy a rank's
-    stash to host memory, or back; the computation that it runs beside takes as long at least.
+    The message time is a latency: messages don't wait for one another. offload: the time to copy a
+    rank's stash to host memory, or back; the computation beside it takes as long at least.
     """
     link = Link(times.message)
     if stage_times is not None:
@@ -86,7 +86,7 @@ def simulate_table(
 
 
 def _with_copies(table: Table, cost: Cost, offload: float) -> Cost:
-    """Return the cost where stashes are copied: of what they are copied beside, the longer of both."""
+    """Return the cost; of what a stash is copied beside, the longer of both."""
     sent = {action[1:3] for row in table.ranks for action in row if action.kind == OFFLOAD}
     if not sent or not offload:
         return cost

@@ -12,8 +12,8 @@ ROUNDING = 1e-9  # sums of floats that differ by less are equal
 SMALL = 600  # operations of a step for which smaller limits are tried, too
 LARGE = 50_000  # operations from which a play takes half a second and more
 # kinds of computations: a whole backward is I and W in one; a forward that keeps its input alone is
-# DROPPED, and AGAIN before its backward; one whose stash goes to host memory is SENT, and its I or whole
-# backward FETCHED or FETCHED_WHOLE
+# DROPPED, and AGAIN before its backward; one whose stash goes to host memory is SENT, and its I or
+# whole backward FETCHED or FETCHED_WHOLE
 FORWARD, INPUT, WEIGHT, WHOLE, AGAIN, DROPPED, SENT, FETCHED, FETCHED_WHOLE = range(9)
 # what each is without that
 PLAIN = FORWARD, INPUT, WEIGHT, WHOLE, AGAIN, FORWARD, FORWARD, INPUT, WHOLE
@@ -119,7 +119,7 @@ class Problem:
         """Of each stage, whether a stash that doesn't fit is offloaded; else it is recomputed."""
         if self.copy is None or self.kept is None:
             return [self.copy is not None] * self.num_stages
-        return [self._copied(stage) <= self.where.forward[stage] for stage in range(self.num_stages)]
+        return [self._copied(stage) <= time for stage, time in enumerate(self.where.forward)]
 
     def _copied(self, stage: int) -> float:
         """Return how much longer computations take that a stash is copied beside."""
@@ -254,7 +254,7 @@ class Problem:
         return work if saved == inf else work + (time - work) / (1 + max(0, saved) / self.limit)
 
     def _saved(self, stage: int) -> float:
-        """Return how much less is held if a stash is freed meanwhile, over the time that this takes more."""
+        """Return how much less is held if a stash is freed, over the time that this takes more."""
         where = self.where
         needed = where.forward[stage] + where.input[stage] + self.late * where.weight[stage]
         freed = self.lifespan[stage] - needed

@@ -1,9 +1,9 @@
-"""Which stashes of an order are recomputed, or offloaded, so that a rank holds no more than a limit.
+"""Which stashes of an order are recomputed or offloaded to keep a memory limit.
 
 A forward without room drops, of what its rank holds, what has its backward last: with stashes of one size no
 other choice recomputes fewer (Belady 1966). A dropped stash is made again right before its backward, by a
-forward more; a stage's input is kept all the time. Where that is shorter, a stash is offloaded instead: it
-goes to host memory beside its forward and comes back beside its backward.
+forward more; a stage's input is kept all the time. Where that is shorter, a stash is offloaded
+instead: it goes to host memory beside its forward and comes back beside its backward.
 """
 
 from mpitrain.schedules.search.problem import (
@@ -76,7 +76,7 @@ class _Row:
         return True
 
     def _make_room(self, running: Key | None = None) -> bool:
-        """Free stashes until what is held fits. running: that of a forward, which is there while it runs."""
+        """Free stashes until what is held fits. running: the stash of a forward that runs."""
         limit = self.problem.limit + 1e-9
         while self.held > limit:
             held = [key for key in self.forwards if key != running]

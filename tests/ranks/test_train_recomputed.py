@@ -1,4 +1,4 @@
-"""Microbatches that a table recomputes (R) or offloads (O): the bits of a run that keeps all; memory."""
+"""Microbatches that a table recomputes (R) or offloads (O): bits, and memory to the byte."""
 
 import pytest
 from conftest import agree
@@ -21,7 +21,7 @@ LAYOUTS = [
 
 
 def freed(name, kind, num_ranks, num_microbatches, every=2):
-    """Return the text of a schedule's table in which each `every`-th stash is recomputed, or offloaded."""
+    """Return a schedule's table in which each `every`-th stash is recomputed, or offloaded."""
     from mpitrain.schedules.actions import PAIR, Action
     from mpitrain.schedules.catalog import build
     from mpitrain.schedules.pairs import grouped
@@ -45,7 +45,7 @@ def freed(name, kind, num_ranks, num_microbatches, every=2):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("name", "more"), LAYOUTS)
-def test_microbatches_whose_stashes_are_freed_train_to_the_same_bits(world, tmp_path, name, more, kind):
+def test_where_stashes_are_freed_bits_stay(world, tmp_path, name, more, kind):
     m = 2 * world.size
     more = [key for key in more if kind == "R" or "offload" not in key]
     text = freed(name, kind, world.size, m) if world.rank == 0 else None

@@ -24,8 +24,9 @@ class Request(NamedTuple):
 
     name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers.
     weight_memory: the share of a stash that is held between I and W. recompute: searches may recompute, and
-    this share stays then. offload: or offload, which takes this time for a rank's stash. stage_times_of:
-    instead of equal shares of the times, as a run measured them. notify: hears how far a long search is.
+    this share stays then. offload: or offload, which takes this time for a rank's stash.
+    stage_times_of: instead of equal shares of the times, as a run measured them.
+    notify: hears how far a long search is.
     """
 
     name: str

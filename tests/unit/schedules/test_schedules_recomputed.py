@@ -1,4 +1,4 @@
-"""Recomputation and offloading as choices of a schedule: which stashes, what that costs, what is refused."""
+"""Recomputation and offloading as choices of a schedule: which stashes, and at what price."""
 
 import random
 from itertools import combinations
