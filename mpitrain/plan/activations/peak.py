@@ -139,6 +139,17 @@ class _MemoryPlayer:
         self._held[index, stage] = num_bytes
 
 
+def _of_offloaded(
+    instructions: Sequence[Action], stages: dict[int, Activations]
+) -> tuple[Sequence[Action], dict[int, Activations]]:
+    """Return what is computed of microbatches that O names, if it names any, and their formulas."""
+    sent = {action[1:3] for action in instructions if action.kind == OFFLOAD}
+    if not sent:
+        return instructions, stages
+    named = [action for action in instructions if action[1:3] in sent]
+    return named, {number: formulas.sent for number, formulas in stages.items()}
+
+
 def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:
     """Return the bytes that offloaded activations take in host memory, from their forward to the
     end of their B or I.
@@ -146,9 +157,7 @@ def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Act
     A buffer is used again for what has the same length: in all segments that is all but keys and
     values, which are longer in each.
     """
-    if sent := {action[1:3] for action in instructions if action.kind == OFFLOAD}:
-        instructions = [action for action in instructions if action[1:3] in sent]
-        stages = {number: formulas.sent for number, formulas in stages.items()}
+    instructions, stages = _of_offloaded(instructions, stages)
     last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
     recomputed = {action[1:3] for action in instructions if action.kind == "R"}
     held = Counter[tuple[int, int]]()
