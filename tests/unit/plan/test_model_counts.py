@@ -25,7 +25,6 @@ def their_model(config):
     transformers = pytest.importorskip("transformers")
     logging.getLogger("transformers").setLevel(logging.ERROR)  # positions are fewer than were trained with
     kind, fields = fields_of(config)
-    theirs = transformers.CONFIG_MAPPING[kind.name](**fields)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(
             transformers.CONFIG_MAPPING[kind.name](**fields),
