@@ -15,6 +15,7 @@ from launch import two_texts, words_file
 
 from mpitrain.data import draft as draft_module
 from mpitrain.data import preparation as preparation_module
+from mpitrain.data import read_tokens
 from mpitrain.data import tokens as tokens_module
 from mpitrain.data.corpus import Corpus
 from mpitrain.data.preparation import Reporter, prepare
@@ -333,7 +334,7 @@ def test_tokens_that_cannot_be_read_are_an_error(corpus, tmp_path, monkeypatch):
         patch.setattr(tokens_module, "_blocks", fail)
         with pytest.raises(DataError, match=r"tokens\.bin cannot be read: Input/output error"):
             prepare(Corpus("text", corpus), BYTES, tmp_path / "data")
-    monkeypatch.setattr(tokens_module, "open_regular", fail)
+    monkeypatch.setattr(read_tokens, "open_regular", fail)
     with pytest.raises(DataError, match=r"tokens\.bin cannot be read: Input/output error"):
         open_tokens(tmp_path / "data")
 
