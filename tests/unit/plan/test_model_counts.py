@@ -27,9 +27,7 @@ def their_model(config):
     kind, fields = fields_of(config)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(
-            transformers.CONFIG_MAPPING[kind.name](**fields),
-            attn_implementation="eager",
-            dtype=torch.bfloat16,
+            theirs, attn_implementation="eager", dtype=torch.bfloat16
         )
     model.tie_weights()
     return model
