@@ -50,6 +50,9 @@ from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
 from mpitrain.training.task_scores import require_tasks
 from mpitrain.training.tokenizing import OneTokenizer
 
+# limit of the wait for all ranks to start MPI where mpirun --with-ft doesn't end a job that has lost one
+START_S = 120.0
+
 
 class JoinedRanks(NamedTuple):
     """All ranks that were started, with one configuration.
@@ -86,15 +89,17 @@ def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> Jo
     read = attempt(path, overrides)
     notes = list[str]()
     first = rank_of_launcher()[0] == 0
+    recovery, limit_s = RecoveryTable(), Limit(None).seconds
     if isinstance(read, LoadedConfig):
-        guard.place.name(guard.place.who, Limit(read.config.comm.timeout_s).seconds)
+        recovery, limit_s = read.config.recovery, Limit(read.config.comm.timeout_s).seconds
         # before MPI starts, which takes some of that time; and no process that uses MPI starts the
         # scheduler's command
         if first:
             watch_time(read.config, guard, notes.append)
-    recovery = read.config.recovery if isinstance(read, LoadedConfig) else RecoveryTable()
     survives = recovery.spares > 0 or (recovery.shrink and is_enabled())
+    guard.place.name(guard.place.who, min(limit_s, START_S) if survives else limit_s)
     world = connect(guard.place, lambda: bool(guard.requests.why()), revocable=survives)
+    guard.place.name(guard.place.who, limit_s)
     guard.join(world)
     # a shell had a rank of an earlier job in its environment
     if isinstance(read, LoadedConfig) and world.rank == 0 and not first:
