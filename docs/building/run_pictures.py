@@ -79,6 +79,9 @@ def first_run() -> str:
 
 def report() -> bytes:
     """The page of a run of 8 ranks with experts, as a browser shows it. Needs bokeh and chromium."""
+    sys.path.append(str(ROOT / "tests" / "support"))
+    from browser import page_in_browser
+
     mixtral = str(ROOT / "jobs" / "tiny-mixtral.toml")
     keys = ("parallel.pp=2", "parallel.ep=2", "run.steps=40", "run.eval_every=10")
     words = [word for key in keys for word in ("--set", key)]
@@ -87,11 +90,13 @@ def report() -> bytes:
             [BIN / "mpirun", "-n", "8", BIN / "mpitrain", "run", mixtral, *words, "--set", "run.trace=2",
              "--set", "run.dir=my"],
             [BIN / "mpitrain", "report", "my"],
-            ["chromium", "--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1280,2400",
-             "--virtual-time-budget=9000", "--screenshot=report.png", "report.html"],
         ):  # fmt: skip
             subprocess.run(command, cwd=folder, capture_output=True)
-        return (Path(folder) / "report.png").read_bytes()
+        picture = Path(folder) / "report.png"
+        with page_in_browser(Path(folder) / "profile", 1280) as page:
+            page.open((Path(folder) / "report.html").as_uri())
+            page.screenshot(picture, 2400)
+        return picture.read_bytes()
 
 
 def dispatch() -> str:

@@ -21,7 +21,7 @@ def main(paths: tuple[str, ...], out: str, over: str, say: Callable[[str], None]
         raise ConfigError(f"--out {shown(out)}: a page needs bokeh; pip install 'mpitrain[report]'") from None
     content = page(_read(paths), over).encode(errors="replace")
     write("--out", out, content)
-    say(f"{shown(out)}: {len(content) / 1e6:.1f} MB; open it in a browser")
+    say(f"{shown(out)}: {len(content) / 1e6:.2g} MB; open it in a browser")
     return DONE
 
 

@@ -28,7 +28,8 @@ def serve(paths: Sequence[str], over: str, host: str, port: int, say: Callable[[
         server = PageServer(host, port, token, LiveRuns(readers, over, page, state))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"--host {shown(host)} --port {port}: {why}; give another --port") from None
+        asked = f"--host {shown(host)} --port {port}"
+        raise ConfigError(f"{asked}: {why}; give another --host or --port") from None
     place = f"[{host}]" if ":" in host else host
     say(f"http://{place}:{server.server_port}/{token}/ in a browser; Ctrl-C ends it")
     if host not in LOOPBACK:

@@ -32,12 +32,10 @@ class TextFile:
     def read(cls, name: str, text_key: str, vocabulary: EvaluatedVocabulary) -> "TextFile":
         """Read a file of text, JSON lines or a table. Raises DataError."""
         tokens, num_bytes, num_words = [], 0, 0
-        for document in documents(Corpus("auto", name, text_key=text_key)):
-            if document.ids is not None:
-                raise DataError(f"--data {shown(name)}: tokens, not text; give the texts themselves")
-            tokens.append(vocabulary.tokenizer.encode(document.text).tolist())
-            num_bytes += len(document.text)
-            num_words += len(WORDS.split(document.text.decode()))
+        for text in _texts_of(name, text_key):
+            tokens.append(vocabulary.tokenizer.encode(text).tolist())
+            num_bytes += len(text)
+            num_words += len(WORDS.split(text.decode()))
         return cls(name, tokens, num_bytes, num_words)
 
     def requests(self, prefix: int | None, context: int, stride: int) -> Iterator[ScoreRequest]:
@@ -66,6 +64,18 @@ class TextFile:
             "byte_perplexity": _exp(-total / self.num_bytes),
             "word_perplexity": _exp(-total / self.num_words),
         }
+
+
+def _texts_of(name: str, text_key: str) -> Iterator[bytes]:
+    """Yield the texts of a file. Raises DataError, which names options in place of keys."""
+    try:
+        for document in documents(Corpus("auto", name, text_key=text_key)):
+            if document.ids is not None:
+                raise DataError(f"--data {shown(name)}: tokens, not text; give the texts themselves")
+            yield document.text
+    except DataError as error:
+        said = str(error.args[0]).replace("data.path = ", "--data ").replace("data.path", "--data")
+        raise DataError(said.replace("data.text_key", "--text-key")) from None
 
 
 def _exp(x: float) -> float:

@@ -92,6 +92,7 @@ def _curve(curve: Curve, lines: Sequence[Points], num_runs: int, over: str) -> A
         plot.line("x", "y", source=source, line_width=1.6, color=line.colour, line_dash=dash, **legend)
         if len(line.x) < 40:
             plot.scatter("x", "y", source=source, size=5, color=line.colour)
+    plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")  # 200k: a phone is narrow
     # of a curve that is flat: its number is readable
     largest = max(abs(line.y).max() for line in lines)
     plot.y_range.default_span = 1 if curve.logarithmic else largest / 2 or 1
@@ -124,7 +125,6 @@ def _figure(title: str, below: str, height: int = 260, **given: Any) -> Any:
         axis.axis_label_text_color = axis.major_label_text_color = GREY
         axis.axis_line_color = axis.major_tick_line_color = axis.minor_tick_line_color = GREY
     plot.xaxis.axis_label = below
-    plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")  # 200k: a phone is narrow
     plot.grid.grid_line_color = GREY
     plot.grid.grid_line_alpha = 0.25
     return plot

@@ -10,6 +10,9 @@ from exported_models import TEXT, TOKENIZERS, ExportedModel
 from journeys import ENDS, make_folder, word_tokenizer, words_of
 from launch import MPITRAIN, finished, mpirun, options, tail
 
+from mpitrain.errors import DataError
+from mpitrain.evaluation.texts import TextFile
+
 pytest.importorskip("transformers")
 CONTEXT = 24  # fewer tokens than the texts have
 LAYOUTS = {
@@ -260,6 +263,14 @@ def test_a_wrong_task_is_refused_by_its_line(case, tmp_path, evaluated):
     (tmp_path / "task.jsonl").write_text(content)
     said = command("eval", evaluated.run, "--tasks", tmp_path / "task.jsonl", code=2)
     assert words in said and "Traceback" not in said
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\0"])
+def test_a_wrong_text_is_refused_by_its_option(content, tmp_path):
+    (tmp_path / "text.txt").write_bytes(content)
+    with pytest.raises(DataError, match="--data") as raised:
+        TextFile.read(str(tmp_path / "text.txt"), "text", None)
+    assert "data.path" not in str(raised.value)
 
 
 def test_nothing_to_evaluate_and_keys_of_training_are_refused(evaluated):

@@ -100,12 +100,12 @@ class Page:
             assert time.monotonic() < end, expression
             time.sleep(0.02)
 
-    def screenshot(self, path: Path) -> None:
-        """Write a picture of the whole page, with all its figures."""
+    def screenshot(self, path: Path, most: int = 12_000) -> None:
+        """Write a picture of the page, with all its figures. most: pixels downwards."""
         self.value("Promise.all(boxes.map(draw)).then(() => 1)")
         self.until(IDLE)
         size = self.ask("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 12_000), "scale": 1}
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], most), "scale": 1}
         shot = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(shot["data"]))
 

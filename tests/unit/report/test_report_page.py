@@ -156,7 +156,7 @@ def test_what_a_live_page_is_sent_is_json_whatever_a_run_says(run):
         raise AssertionError(word)
 
     sent = json.loads(page.state([read_run(str(run))], "hours", "v"), parse_constant=refuse)
-    assert "loads-A 0" not in sent["sources"] and "1 lines can&#x27;t be read" in sent["tables"]["runs"]
+    assert "loads-A 0" not in sent["sources"] and "1 line can&#x27;t be read" in sent["tables"]["runs"]
 
 
 def test_runs_are_compared_over_tokens_and_by_their_keys(run, tmp_path):
