@@ -27,7 +27,9 @@ def their_model(config):
     kind, fields = fields_of(config)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(
-            theirs, attn_implementation="eager", dtype=torch.bfloat16
+            transformers.CONFIG_MAPPING[kind.name](**fields),
+            attn_implementation="eager",
+            dtype=torch.bfloat16,
         )
     model.tie_weights()
     return model
