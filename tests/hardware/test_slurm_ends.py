@@ -164,10 +164,11 @@ def test_a_job_that_is_signalled_or_loses_its_node_restarts_and_one_that_is_canc
         await_requeue(trainings, before, starts=3, noted=1)
 
         before = processes_of(trainings)
-        cluster.node.kill()  # the daemon alone: it restarts when the node was given up
-        cluster.node.wait()
+        (daemon,) = cluster.daemons.values()
+        daemon.kill()  # the daemon alone: it restarts when the node was given up
+        daemon.wait()
         cluster.node_is("down", 180)
-        cluster.start_node()
+        cluster.start_nodes()
         await_requeue(trainings, before, starts=4, noted=1)
 
         before = processes_of(trainings)

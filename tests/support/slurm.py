@@ -1,4 +1,4 @@
-"""A Slurm of its own, of one node.
+"""A Slurm of its own, of one node, or of several that are daemons of this machine.
 
 munged, slurmctld and slurmd of this machine's packages, started in a folder and ended with it.
 
@@ -13,12 +13,13 @@ import os
 import pwd
 import random
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch import MPITRAIN, TINY, lines_in, options, write_text
@@ -31,18 +32,17 @@ CONF = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
-SlurmdPort={node}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 CredType=cred/munge
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/{tracker}
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -57,7 +57,7 @@ KillWait={kill_wait}
 SlurmdTimeout=15
 MinJobAge=600
 FirstJobId={first}
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
+{nodes}
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 # the shortest that Slurm has; a run leaves after a third of it
@@ -87,10 +87,11 @@ def missing() -> str:
 
 @dataclass
 class Slurm:
-    """A cluster that runs. Its commands find it by SLURM_CONF. node: the daemon of its node."""
+    """A cluster that runs. Its commands find it by SLURM_CONF. daemons: of its nodes."""
 
     folder: Path
-    node: subprocess.Popen | None = None
+    names: Sequence[str]
+    daemons: dict[str, subprocess.Popen] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -126,11 +127,21 @@ class Slurm:
 
     def node_is(self, state: str, timeout: float = 60) -> None:
         """Wait for a state of the node. A job that completes hides an idle one."""
-        self.wait_for(f"a node that is {state}", lambda: _nodes(self) in (state, f"{state}*"), timeout)
+        self.wait_for(f"nodes that are {state}", lambda: _nodes(self) in (state, f"{state}*"), timeout)
 
-    def start_node(self) -> None:
-        """Start the daemon of the node."""
-        self.node = _started(["slurmd", "-D", "-N", _host()], self)
+    def start_nodes(self) -> None:
+        """Start the daemons of the nodes."""
+        for name in self.names:
+            self.daemons[name] = _started(["slurmd", "-D", "-N", name], self)
+
+    def lose_node(self, name: str) -> None:
+        """End the daemon of a node and everything that runs there, as a power cut does."""
+        self.daemons.pop(name).kill()
+        here = f"SLURMD_NODENAME={name}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if here in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
 
     def resume_node(self, jobs: list[str], timeout: float = 60) -> None:
         """Take a node that was set down into use again, with a new daemon.
@@ -138,8 +149,8 @@ class Slurm:
         Slurm drains one that tells of the jobs it had.
         """
         self.wait_for("the end of all steps", lambda: not any(map(self._steps, jobs)), timeout)
-        _end(self.node)
-        self.start_node()
+        _end_all(self)
+        self.start_nodes()
         self.run("scontrol", "update", f"nodename={_host()}", "state=resume")
 
     def _steps(self, job: str) -> list[Path]:
@@ -182,23 +193,33 @@ class Slurm:
 
 
 @contextmanager
-def slurm(folder: Path, tracker: str = "linuxproc", cpus: int = 2, kill_wait: int = 15) -> Iterator[Slurm]:
+def slurm(
+    folder: Path,
+    tracker: str = "linuxproc",
+    cpus: int = 2,
+    kill_wait: int = 15,
+    names: Sequence[str] = (),
+) -> Iterator[Slurm]:
     """Start it; at the end of the block nothing of it is left, jobs included.
 
-    cpus: that Slurm takes the node to have, however many it has.
+    cpus: that Slurm takes a node to have, however many it has.
     kill_wait: seconds from SIGTERM to SIGKILL.
+    names: of its nodes; this machine's, if none is given.
     """
-    for name in ("state", "spool"):
+    names = names or (_host(),)
+    for name in ("state", *(f"spool-{name}" for name in names)):
         (folder / name).mkdir(parents=True)
+    where = f"NodeHostname={_host()} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN"
+    nodes = "\n".join(f"NodeName={name} Port={_port()} {where}" for name in names)
     # MPICH names shared memory after jobs: not as another Slurm of this machine did
     first = random.randrange(10**3, 10**7)
-    places = dict(folder=folder, first=first, controller=_port(), node=_port(), host=_host())
-    places |= dict(tracker=tracker, cpus=cpus, kill_wait=kill_wait)
+    places = dict(folder=folder, first=first, controller=_port(), nodes=nodes, host=_host())
+    places |= dict(tracker=tracker, kill_wait=kill_wait)
     (folder / "slurm.conf").write_text(CONF.format(**places))
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     (folder / "munge.key").write_bytes(os.urandom(128))
     (folder / "munge.key").chmod(0o400)
-    cluster = Slurm(folder)
+    cluster = Slurm(folder, names)
     with ExitStack() as stack:
         paths = [f"--{name}-file={folder}/munge.{name}" for name in ("key", "pid", "log", "seed")] + [
             f"--socket={folder}/munge.socket"
@@ -207,16 +228,16 @@ def slurm(folder: Path, tracker: str = "linuxproc", cpus: int = 2, kill_wait: in
             stack.callback(_end, _started(command, cluster))
             if command[0] == "munged":
                 cluster.wait_for("munged", (folder / "munge.socket").exists, 20)
-        stack.callback(lambda: _end(cluster.node))
-        cluster.start_node()
+        stack.callback(_end_all, cluster)
+        cluster.start_nodes()
         cluster.node_is("idle")
         stack.callback(_cancel, cluster)
         yield cluster
 
 
 def _nodes(cluster: Slurm) -> str:
-    """Return what state the node is in; "" while the controller doesn't answer yet."""
-    command = ["sinfo", "--noheader", "--format=%T"]
+    """Return what state all nodes are in; "" while the controller doesn't answer yet."""
+    command = ["sinfo", "--noheader", "--format=%T"]  # a line for each state
     return subprocess.run(
         command, env=cluster.environment, capture_output=True, text=True, check=False
     ).stdout.strip()
@@ -239,6 +260,11 @@ def _started(command: list[str], cluster: Slurm) -> subprocess.Popen:
         return subprocess.Popen(
             [program, *command[1:]], env=cluster.environment, start_new_session=True, **streams
         )
+
+
+def _end_all(cluster: Slurm) -> None:
+    for daemon in cluster.daemons.values():
+        _end(daemon)
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -266,6 +292,8 @@ class Training:
     steps: of the run, which change while it is queued.
 
     env: of the shell that submits it, which the job gets.
+
+    asked: options of mpitrain job.
     """
 
     def __init__(
@@ -275,6 +303,7 @@ class Training:
         launch: str,
         minutes: int = 1,
         env: Mapping[str, str] | None = None,
+        asked: Sequence[str] = ("--nodes=1", "--ranks-per-node=2"),
         **changes: object,
     ):
         self.cluster = cluster
@@ -290,8 +319,7 @@ class Training:
             "job",
             "slurm",
             "my.toml",
-            "--nodes=1",
-            "--ranks-per-node=2",
+            *asked,
             "--cores=1",
             f"--time=0:{minutes:02}:00",
         ]
