@@ -114,7 +114,7 @@ class ReadCounts(msgspec.Struct, frozen=True):
     def describe(self, count: int) -> str:
         """Return what was read, in one line. count: of tokens."""
         files, documents = counted(self.files, "files", ","), counted(self.documents, "documents", ",")
-        read = f"{files}, {documents}, {self.size:,} bytes, {counted(count, 'tokens', ',')}"
+        read = f"{files}, {documents}, {counted(self.size, 'bytes', ',')}, {counted(count, 'tokens', ',')}"
         unknown = (
             f"; {self.unknown:,} tokens ({self.unknown / count:.1%}) are unknown to the tokenizer"
             if self.unknown

@@ -126,7 +126,7 @@ def test_missing_or_torn_shard_is_refused_at_commit(tmp_path):
     with pytest.raises(CheckpointError, match="found 0 shards, at least 1 needed"):
         commit(tmp, meta_of(30))
     write_shard(tmp, 0, {"w": np.zeros(3)})
-    with pytest.raises(CheckpointError, match="found 1 shards, 2 needed"):
+    with pytest.raises(CheckpointError, match="found 1 shard, 2 needed"):
         commit(tmp, meta_of(30), num_shards=2)
     (tmp / "shard-00001.h5").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match=r"step-00000030\.tmp: shard-00001\.h5 cannot be read"):

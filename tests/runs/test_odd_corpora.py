@@ -336,7 +336,8 @@ def read(case, tmp_path):
 
 def line_of(case):
     files, documents, size, tokens = case.counts
-    read = f"{files:,} files, {documents:,} documents, {size:,} bytes, {tokens:,} tokens"
+    numbers = dict(files=files, documents=documents, bytes=size, tokens=tokens)
+    read = ", ".join(f"{number:,} {name[: -1 if number == 1 else None]}" for name, number in numbers.items())
     return f"{read}; left out: {case.left_out}"
 
 

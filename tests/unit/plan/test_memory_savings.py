@@ -154,6 +154,8 @@ INSTEAD = {  # keys of the same tables that claim to save none of these
             "pipeline.stage_times",
             "pipeline.trace",
         ),
+        # with pipeline.memory_limit, to the byte: tests/ranks/test_train_recomputed.py
+        *("pipeline.recompute", "pipeline.offload"),
         *("pipeline.weight_memory", "experts.count", "experts.active", "experts.shared", "experts.width"),
         *("experts.first", "experts.every"),
         "experts.capacity",  # a bound: equal loads are predicted
