@@ -104,15 +104,15 @@ def attention_line(rows: list[Pieces], sequence: int, width: int, dtype: torch.d
     lengths = [torch.tensor([last - begin for begin, last in row]) for row in rows]
     documents = torch.stack([_numbers(of_row, sequence) for of_row in lengths])
     leaves = [torch.randn(len(rows), sequence, heads, 64, dtype=dtype).transpose(1, 2) for _ in range(4)]
-    *qkv, grad = (x.requires_grad_() for x in leaves)
+    q, k, v, grad = (x.requires_grad_() for x in leaves)
     masked = AttentionRequest(mask=mask(0, sequence, documents, dtype, torch.device("cpu")))
     requests = {"documents": AttentionRequest(spans=spans_of(documents)), "mask": masked}
     times = {name: [] for name in requests}
     for turn in range(turns + 1):
         for name, request in requests.items():
             begin = time.process_time()
-            out, _ = attention(*qkv, request, False, False)
-            torch.autograd.grad(out, qkv, grad.detach())
+            out, _ = attention(q, k, v, request, False, False)
+            torch.autograd.grad(out, (q, k, v), grad.detach())
             if turn:
                 times[name].append(1e3 * (time.process_time() - begin))
     one, other = (statistics.median(times[name]) for name in requests)
