@@ -9,7 +9,7 @@ import torch
 
 from mpitrain.comm.collectives import all_to_all
 from mpitrain.parallel.zero.tree_accumulation import TreeGradient
-from mpitrain.plan.division.batch_division import Sums
+from mpitrain.plan.division.batch_division import SubtreeSums
 
 
 class SubtreeReduction:
@@ -47,16 +47,11 @@ class SubtreeReduction:
         """Return the sum of all subtrees of this rank's shard, in memory that arrived."""
         division, size = self._zero_group.division, self._zero_group.size
         shards = [received.view(size, -1) for received in self._received]
-        sums, totals = Sums(), list[torch.Tensor]()
+        sums = SubtreeSums(torch.Tensor.add_)
         for rank in range(size):
             for at, subtree in enumerate(division.run(rank).subtrees):
-                total = shards[at][rank]
-                for _ in range(sums.add(subtree)):
-                    earlier = totals.pop()
-                    earlier += total
-                    total = earlier
-                totals.append(total)
-        (total,) = totals
+                sums.add(subtree, shards[at][rank])
+        (total,) = sums.sums
         return total
 
     def wait(self) -> None:

@@ -12,23 +12,19 @@ neighbour.
 import torch
 
 from mpitrain.parallel.zero.shards import Gradient
-from mpitrain.plan.division.batch_division import Sums
+from mpitrain.plan.division.batch_division import SubtreeSums
 
 
 class TreeGradient(Gradient):
     """A gradient whose microbatches are summed in the tree.
 
-    The last sum becomes `whole`. Where ranks sum several subtrees, they are left in `subtrees`.
+    The last sum becomes `whole`, unless ranks sum several subtrees.
     """
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self._groups: dict[range, torch.Tensor] = {}
-        self.subtrees: list[torch.Tensor] = []  # sums so far, the earliest first
-        self._begin_sums()
-
-    def _begin_sums(self) -> None:
-        self._sums = Sums()
+        self._sums = SubtreeSums(self._join)
 
     def zero(self) -> None:
         """Start a step; every buffer is zeroed when it is taken."""
@@ -48,21 +44,18 @@ class TreeGradient(Gradient):
 
         Groups are completed in ascending order.
         """
-        total = self._groups.pop(group)
-        for _ in range(self._sums.add(group)):
-            earlier = self.subtrees.pop()
-            earlier += total
-            self.zero_group.gradients.give_back(total)
-            total = earlier
-        self.subtrees.append(total)
+        self._sums.add(group, self._groups.pop(group))
+
+    def _join(self, earlier: torch.Tensor, later: torch.Tensor) -> torch.Tensor:
+        earlier += later
+        self.zero_group.gradients.give_back(later)
+        return earlier
 
     def finish(self) -> None:
         """Make the sum of all groups the gradient of the step, unless there are several subtrees."""
-        self._begin_sums()
         if not self.zero_group.division.is_even:
             return
-        (total,) = self.subtrees
-        self.subtrees = []
+        (total,) = self._take_sums()
         if self.whole is None:
             self.whole = total
         else:
@@ -71,6 +64,9 @@ class TreeGradient(Gradient):
 
     def take_subtrees(self) -> list[torch.Tensor]:
         """Let go of the sums of subtrees, which are to be given back when they were read."""
-        subtrees, self.subtrees = self.subtrees, []
         self.drop()
-        return subtrees
+        return self._take_sums()
+
+    def _take_sums(self) -> list[torch.Tensor]:
+        sums, self._sums = self._sums.sums, SubtreeSums(self._join)
+        return sums

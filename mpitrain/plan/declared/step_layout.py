@@ -50,6 +50,7 @@ class StepLayout(NamedTuple):
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
     stages: blocks of each, as pipeline.stages; None: balanced.
+    longest: microbatches of the data rank that has most; 0: all have as many.
     expert_load: as stated or replayed; None: as it is estimated for a machine. capacity: rows that an
     expert takes of a rank's, over the mean; 0: all. padded: each expert gets as many rows, so that
     no host waits for their number.
@@ -91,6 +92,7 @@ class StepLayout(NamedTuple):
     expert_load: ExpertLoad | None = None
     capacity: float = 0.0
     padded: bool = False
+    longest: int = 0
 
     @property
     def item(self) -> int:
@@ -135,7 +137,7 @@ class StepLayout(NamedTuple):
 
     @property
     def num_microbatches(self) -> int:
-        return -(-self.batch // (self.dp * self.micro))
+        return self.longest or -(-self.batch // (self.dp * self.micro))
 
     @property
     def rank_of(self) -> tuple[int, ...]:

@@ -15,9 +15,12 @@ Where ranks have unequal numbers, all run the program of the longest run: the la
 the others are empty. Nothing is computed for them, and their messages carry nothing of use.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
 
 from mpitrain.config import Config
+
+Sum = TypeVar("Sum")
 
 # subtrees of equal size for each data rank that aren't cut; fewer make runs too unequal
 UNCUT = 4
@@ -49,27 +52,31 @@ class TreeRun(NamedTuple):
         return self._summed()[1]
 
     def _summed(self) -> tuple[list[range], int]:
-        sums, most = Sums(), 0
+        sums, most = SubtreeSums[None](lambda earlier, later: None), 0
         for group in dict.fromkeys(map(self.group_of, range(len(self.leaves)))):
-            most = max(most, len(sums.waiting) + 1)
-            sums.add(group)
-        return sums.waiting, most
+            most = max(most, len(sums.subtrees) + 1)
+            sums.add(group, None)
+        return sums.subtrees, most
 
 
-class Sums:
-    """Sums of subtrees that wait for their neighbours, in ascending order."""
+class SubtreeSums(Generic[Sum]):
+    """Sums of subtrees that wait for their neighbours, in ascending order.
 
-    def __init__(self) -> None:
-        self.waiting: list[range] = []
+    join: adds a later sum to the one before it, and returns that.
+    """
 
-    def add(self, subtree: range) -> int:
-        """Add the next subtree; return to how many that waited its sum is added, the last first."""
-        number = 0
-        while self.waiting and _are_siblings(self.waiting[-1], subtree):
-            subtree = range(self.waiting.pop().start, subtree.stop)
-            number += 1
-        self.waiting.append(subtree)
-        return number
+    def __init__(self, join: Callable[[Sum, Sum], Sum]):
+        self._join = join
+        self.subtrees: list[range] = []
+        self.sums: list[Sum] = []
+
+    def add(self, subtree: range, total: Sum) -> None:
+        """Add the sum of the next subtree to those of its neighbours."""
+        while self.subtrees and _are_siblings(self.subtrees[-1], subtree):
+            subtree = range(self.subtrees.pop().start, subtree.stop)
+            total = self._join(self.sums.pop(), total)
+        self.subtrees.append(subtree)
+        self.sums.append(total)
 
 
 def _are_siblings(one: range, other: range) -> bool:
@@ -118,7 +125,7 @@ class BatchDivision(NamedTuple):
         return 1 if self.is_even else max(len(self.run(rank).subtrees) for rank in range(self.num_ranks))
 
     @property
-    def fullest(self) -> int:
+    def rank_of_most_sums(self) -> int:
         """The first rank that holds most sums at once."""
         ranks = range(1 if self.is_even else self.num_ranks)
         return max(ranks, key=lambda rank: self.run(rank).most_held)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from mpitrain.plan.division.batch_division import Sums, TreeRun
+from mpitrain.plan.division.batch_division import SubtreeSums, TreeRun
 from mpitrain.plan.division.domains import domains_of, drops_weights, lends_gradients
 from mpitrain.plan.division.gradient_accumulation import (
     StageLike,
@@ -51,7 +51,7 @@ def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST, dp_rank: in
     place: as in held_by.
     dp_rank: whose microbatches; None: of the data rank that borrows most.
     """
-    run = plan.run_of(plan.division.fullest if dp_rank is None else dp_rank)
+    run = plan.run_of(plan.division.rank_of_most_sums if dp_rank is None else dp_rank)
     lends = lends_gradients(plan.config.parallel)
     stages = held_by(plan, rank, place)
     training = plan.lowered_training.ranks[rank]
@@ -148,7 +148,7 @@ def reductions_of(plan: Plan, rank: int) -> list[tuple[Any, str, int]]:
 
     Each with its buffer, its domain, and how many before it are waited for by then.
     """
-    run = plan.run_of(plan.division.fullest)
+    run = plan.run_of(plan.division.rank_of_most_sums)
     return _Gradients(plan, rank, held_by(plan, rank), lends=True, run=run).reduced
 
 
@@ -171,7 +171,7 @@ class _Gradients:
         self.lender = _Lender()
         self.waits = list[int]()  # Needed.waits
         self._completed = completed_by(program, stages, self.table, run) if self.tree else {}
-        self._sums = _Sums()
+        self._sums = _Sums(self.lender)
         self._domains = {
             id(gradient): b.plan.domain
             for state in stages.values()
@@ -193,7 +193,7 @@ class _Gradients:
             self._num_travelled = self._num_started
         for action in group:
             for gradient, number in self._completed.get(action, ()):
-                self._sums.complete(id(gradient), number, self.lender)
+                self._sums.complete(id(gradient), number)
             self._give_back(action)
 
     def _take(self, action: Action) -> None:
@@ -232,20 +232,22 @@ class _Sums:
     Their subtrees, and in the buffer of which group they are (parallel/zero/tree_accumulation.py).
     """
 
-    def __init__(self) -> None:
-        self._waiting: dict[int, tuple[Sums, list[range]]] = defaultdict(lambda: (Sums(), []))
+    def __init__(self, lender: _Lender):
+        self._lender = lender
+        self._waiting: dict[int, SubtreeSums[range]] = {}
 
-    def complete(self, gradient: int, group: range, lender: _Lender) -> None:
+    def complete(self, gradient: int, group: range) -> None:
         """Add a group to its neighbours, and give its buffer back."""
-        sums, buffers = self._waiting[gradient]
-        for _ in range(sums.add(group)):
-            lender.give_back((gradient, group))
-            group = buffers.pop()
-        buffers.append(group)
+
+        def join(earlier: range, later: range) -> range:
+            self._lender.give_back((gradient, later))
+            return earlier
+
+        self._waiting.setdefault(gradient, SubtreeSums(join)).add(group, group)
 
     def take(self, gradient: int) -> list[range]:
         """Return in whose buffers the sums of all groups are, and forget them."""
-        return self._waiting.pop(gradient)[1]
+        return self._waiting.pop(gradient).sums
 
 
 def given_back(action: Action, stages: Mapping[int, StageLike], lends: bool) -> Sequence[Any]:

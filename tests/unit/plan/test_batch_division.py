@@ -6,7 +6,11 @@ from hypothesis import strategies as st
 
 from mpitrain import config as settings
 from mpitrain.errors import ConfigError
-from mpitrain.plan.division.batch_division import BatchDivision, Sums, sequences_of
+from mpitrain.model.families.catalog import plan_of
+from mpitrain.plan.division.batch_division import BatchDivision, SubtreeSums, sequences_of
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
+from mpitrain.plan.predict.step_time.resolved_layout import layout_of
+from mpitrain.plan.predict.step_time.step_model import of_microbatch
 from mpitrain.plan.settings.resolve import resolve
 
 SIZES = st.tuples(st.integers(0, 8), st.integers(0, 20), st.integers(1, 40)).filter(
@@ -20,11 +24,9 @@ def tree(begin, end):
     return begin if end - begin == 1 else (tree(begin, middle), tree(middle, end))
 
 
-def added(waiting, sums, subtree, value):
-    """Add a subtree to those that wait, as ranks do."""
-    for _ in range(sums.add(subtree)):
-        value = waiting.pop(), value
-    waiting.append(value)
+def pair(earlier, later):
+    """Return the sum of two subtrees, as what it is a sum of."""
+    return earlier, later
 
 
 def divided(size):
@@ -37,22 +39,22 @@ def divided(size):
 @given(SIZES)
 def test_all_ranks_together_sum_the_tree_of_one_rank(size):
     division, odd = divided(size)
-    seen, totals, over_ranks = [], [], Sums()
+    seen, over_ranks = [], SubtreeSums(pair)
     for rank in range(division.num_ranks):
         run = division.run(rank)
         seen += run.leaves
-        mine, sums, held = [], Sums(), 0
+        mine, held = SubtreeSums(pair), 0
         for first in range(0, len(run.leaves), odd):
             (group,) = {run.group_of(first + place) for place in range(odd)}
             assert [*group] == [*run.leaves[first : first + odd]]
-            held = max(held, len(mine) + 1)
-            added(mine, sums, group, group.start // odd)
-        assert len(mine) == len(run.subtrees) <= division.most_subtrees
-        assert held == run.most_held <= division.run(division.fullest).most_held
-        for subtree, value in zip(run.subtrees, mine):
-            added(totals, over_ranks, subtree, value)
+            held = max(held, len(mine.sums) + 1)
+            mine.add(group, group.start // odd)
+        assert mine.subtrees == run.subtrees and len(run.subtrees) <= division.most_subtrees
+        assert held == run.most_held <= division.run(division.rank_of_most_sums).most_held
+        for subtree, value in zip(run.subtrees, mine.sums):
+            over_ranks.add(subtree, value)
     assert seen == [*range(division.num_microbatches)]
-    assert totals == [tree(0, division.num_microbatches // odd)]
+    assert over_ranks.sums == [tree(0, division.num_microbatches // odd)]
 
 
 @given(SIZES)
@@ -95,6 +97,14 @@ def resolved(num_ranks, *keys):
 def test_sequences_of_unequal_ranks_are_the_steps_in_order():
     config = resolved(3, "parallel.dp=3", "batch.global=16", "batch.micro=2")
     assert [sequences_of(config, rank) for rank in range(3)] == [range(0, 6), range(6, 12), range(12, 16)]
+
+
+@pytest.mark.parametrize(("num_ranks", "size", "longest"), [(3, 12, 6), (3, 8, 3), (4, 8, 2)])
+def test_a_step_is_predicted_with_the_longest_run(num_ranks, size, longest):
+    config = resolved(num_ranks, f"parallel.dp={num_ranks}", f"batch.global={size}", "batch.micro=1")
+    layout = layout_of(config, machine_of(find_machine("laptop")))
+    assert layout.num_microbatches == longest == plan_of(config).num_microbatches
+    assert of_microbatch(layout).num_microbatches == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from mpitrain.config import Config
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.division.batch_division import division_of
 from mpitrain.plan.predict.step_time.expert_load import expert_load
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.routing import RoutingTrace
@@ -14,6 +15,7 @@ def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace
     parallel = resolved.parallel
     memory = resolved.memory
     ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
+    division = division_of(resolved)
     return StepLayout(
         ranks, resolved.data.sequence, resolved.batch.global_, micro=resolved.batch.micro, tp=parallel.tp,
         cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp,
@@ -30,6 +32,7 @@ def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace
         offload_activations=memory.offload in ("activations", "all"), regathers=parallel.regather,
         core_again=True, context=parallel.context, gather=parallel.gather,
         expert_load=expert_load(resolved, trace), capacity=resolved.experts.capacity,
+        longest=0 if division.is_even else division.longest,
     )  # fmt: skip
 
 
