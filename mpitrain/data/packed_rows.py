@@ -85,13 +85,13 @@ class BlockPlan(NamedTuple):
     """The rows of a block: first those of one piece that fills them, then those of best fit.
 
     sequence: targets of a full row.
-    documents: where each begins; behind: full rows up to the end of each.
+    documents: where each begins; full_ends: full rows up to the end of each.
     begins, lasts, cuts: of the other pieces; row i after the full ones has cuts[i] to cuts[i + 1].
     """
 
     sequence: int
     documents: np.ndarray
-    behind: np.ndarray
+    full_ends: np.ndarray
     begins: np.ndarray
     lasts: np.ndarray
     cuts: np.ndarray
@@ -110,7 +110,7 @@ class BlockPlan(NamedTuple):
 
     @property
     def num_full(self) -> int:
-        return int(self.behind[-1]) if len(self.behind) else 0
+        return int(self.full_ends[-1]) if len(self.full_ends) else 0
 
     @property
     def num_rows(self) -> int:
@@ -133,8 +133,8 @@ class BlockPlan(NamedTuple):
     def pieces(self, row: int) -> list[tuple[int, int]]:
         """Return begin and end of the pieces of tokens.bin that a row has."""
         if row < self.num_full:
-            document = int(np.searchsorted(self.behind, row, side="right"))
-            number = row - (int(self.behind[document - 1]) if document else 0)
+            document = int(np.searchsorted(self.full_ends, row, side="right"))
+            number = row - (int(self.full_ends[document - 1]) if document else 0)
             begin = int(self.documents[document]) + number * self.sequence
             return [(begin, begin + self.sequence + 1)]
         row -= self.num_full

@@ -83,9 +83,17 @@ class PreparedCorpus:
     order: name of the permutation.
     copies: documents that are left out of training, as find_copies() has them.
     packs: of blocks of packed documents, by text, as find() has them; None: not looked for.
+    each: called before each block that is planned, which takes long where there are many.
     """
 
-    def __init__(self, config: Config, folder: Path, vocabulary: Vocabulary | Tokenizer, order: str):
+    def __init__(
+        self,
+        config: Config,
+        folder: Path,
+        vocabulary: Vocabulary | Tokenizer,
+        order: str,
+        each: Callable[[str], object] = lambda what: None,
+    ):
         self._config = config
         self._folder = folder
         self._vocabulary = vocabulary
@@ -94,7 +102,7 @@ class PreparedCorpus:
         self.packs: dict[int, PackCounts] | None = None
         self._num_kept = 0  # of packs
         self._found: tuple[str, np.ndarray] | None = None
-        self._each: Callable[[str], object] = lambda what: None
+        self._each = each
 
     def corpora(self) -> Corpora:
         """Open what the run trains on and validates with."""
@@ -132,15 +140,9 @@ class PreparedCorpus:
         self._found = key, found
         return found
 
-    def find(
-        self, each: Callable[[str], object] = lambda what: None
-    ) -> tuple[np.ndarray, dict[int, PackCounts]]:
-        """Look for copies, and plan the blocks of packed documents, unless an earlier start did.
-
-        Return both. each: called before each block.
-        """
+    def find(self) -> tuple[np.ndarray, dict[int, PackCounts]]:
+        """Find copies, and plan the blocks of packed documents, unless an earlier start did; return both."""
         self.copies = self.find_copies()
-        self._each = each
         if self._config.data.documents == "packed":
             self._opened(describe(self._folder), open_ends(self._folder, self._config.data.read))
         return self.copies, self._packs()

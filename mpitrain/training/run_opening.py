@@ -153,7 +153,7 @@ class Opening:
                     "preparing the tokens", lambda: self._prepare(newest, prepared), self.tokenizer.help
                 )
                 prepared.copies, prepared.packs = world.on_first_rank(
-                    "looking for copies of held-out documents", lambda: prepared.find(self._still)
+                    "looking for copies of held-out documents", prepared.find
                 )
                 world.on_first_rank("keeping the tokenizer", self._keep_tokenizer)
                 corpora = world.on_every_rank("opening the tokens", lambda: self._corpora(newest, prepared))
@@ -289,7 +289,7 @@ class Opening:
 
     def _prepared_corpus(self, newest: Newest) -> PreparedCorpus:
         order = order_of(self.config.data.order, newest, self.rundir.checkpoints)
-        return PreparedCorpus(self.config, self.rundir.data, self.vocabulary, order)
+        return PreparedCorpus(self.config, self.rundir.data, self.vocabulary, order, self._still)
 
     def _prepare(self, newest: Newest, prepared: PreparedCorpus) -> None:
         require_same_routing(newest, self.plan, self.rundir.checkpoints)

@@ -89,9 +89,9 @@ class _Preparation:
         folder = self._in_store() if data.tokens else self._in_run_dir()
         vocabulary = vocabulary_of(self._tokenizer.whole)
         with suppress(DataError):  # too short for data.sequence, which a run may change
-            prepared = PreparedCorpus(self._config, folder, vocabulary, FEISTEL)
+            prepared = PreparedCorpus(self._config, folder, vocabulary, FEISTEL, self._still)
             with suppress(DataError):
-                prepared.find(self._still)
+                prepared.find()
             prepared.keep()
         found = describe(folder)
         self._say(f"text: {found.tally.describe(found.count)}")

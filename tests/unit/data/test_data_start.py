@@ -175,6 +175,21 @@ def test_blocks_of_packed_documents_are_planned_once_for_each_split(tmp_path, mo
     assert len(planned) > number
 
 
+def test_each_block_is_announced_before_it_is_planned(tmp_path, monkeypatch):
+    """Wherever that is: many blocks take minutes, and a rank that says nothing counts as hanging."""
+    for module in (packed_rows, corpora):
+        monkeypatch.setattr(module, "BLOCK", 16)
+    (tmp_path / "lines.jsonl").write_text("".join(f'{{"text": "text {n}"}}\n' for n in range(90)))
+    prepare(Corpus("jsonl", tmp_path / "lines.jsonl"), BYTES, tmp_path / "data")
+    config = load(None, ("data.documents=packed", "data.sequence=4", "data.val_fraction=0.2"))
+    said = []
+    opened = PreparedCorpus(config, tmp_path / "data", vocabulary_of(BYTES), "feistel", said.append)
+    num_blocks = len(opened.corpora().train.counts.sizes)
+    assert said[:num_blocks] == [
+        f"packing documents, block {number + 1} of {num_blocks}" for number in range(num_blocks)
+    ]
+
+
 def test_copies_are_looked_for_once_for_each_split(tmp_path, monkeypatch):
     (tmp_path / "lines.jsonl").write_text(
         "".join(json.dumps({"text": f"text {number % 7}"}) + "\n" for number in range(60))
