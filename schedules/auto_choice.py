@@ -161,7 +161,6 @@ def _rank(problem: Problem, table: Table, options: Options) -> tuple[float, floa
 def _played(table: Table, options: Options) -> Played:
     times, share = options.times or UNIT_TIMES, options.weight_memory
     assert share is not None
-    return played(
-        table, times, options.memory_limit, share, 0, options.stage_times,
-        options.recompute or INPUT_SHARE, options.offload or 0,
-    )  # fmt: skip
+    kept = INPUT_SHARE if options.recompute is None else options.recompute
+    stage_times, copy = options.stage_times, options.offload or 0
+    return played(table, times, options.memory_limit, share, 0, stage_times, kept, copy)

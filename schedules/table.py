@@ -56,9 +56,9 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
     """Build a table; the number of microbatches and the placement of stages follow from the actions.
 
     Raises ScheduleError if something else than a whole F, B, I, W, R, an O or a PAIR of F and B is
-    in it, if
-    stages are missing or on two ranks, if stages or microbatches don't divide into copies or
-    segments, or if two copies of a stage are on one rank.
+    in it, if stages are missing or on two ranks, if stages or microbatches don't divide into copies
+    or segments, if a microbatch is recomputed and offloaded, or has segments and is either, or if
+    two copies of a stage are on one rank.
     """
     rows = tuple(tuple(actions) for actions in ranks)
     for rank, actions in enumerate(rows):

@@ -112,6 +112,12 @@ def test_more_memory_costs_no_time_where_stashes_are_recomputed():
     assert spans == sorted(spans, reverse=True)
 
 
+@pytest.mark.parametrize("kept", [0.0, 0.3])
+def test_the_fastest_schedule_is_played_with_the_share_that_was_given(kept):
+    options = Options(times=TIMES, memory_limit=1, weight_memory=1, recompute=kept)
+    assert fastest(3, 4, options).played.recompute == kept
+
+
 @pytest.mark.parametrize("given", [{"recompute": KEPT}, {"offload": 10.0}])
 def test_the_front_is_nowhere_longer_where_stashes_are_freed(given):
     plain, again = (frontier(StepSize(3, 3, TIMES, **more)) for more in ({}, given))
