@@ -1,4 +1,4 @@
-"""F, B, I, W, R and PAIR: what the stages of a rank compute, and where their results go."""
+"""F, B, I, W, R, O and PAIR: what the stages of a rank compute, and where their results go."""
 
 from collections.abc import Mapping
 

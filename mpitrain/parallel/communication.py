@@ -1,4 +1,4 @@
-"""Communications of a recipe.
+"""Communications of a layer.
 
 A collective over one axis, along one dim, whose backward is the adjoint operation.
 """

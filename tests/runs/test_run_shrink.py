@@ -9,10 +9,10 @@ import signal
 import pytest
 from checkpoints import digest_of
 from conftest import LONG
+from fault_tolerance import ULFM
 from launch import (
     MPIRUN,
     MPITRAIN,
-    _is_mpich,
     finished,
     lines_in,
     loss_lines,
@@ -24,7 +24,6 @@ from launch import (
     write_text,
 )
 
-ULFM = pytest.mark.skipif(_is_mpich(), reason="MPICH ends when a rank dies")
 STEPS = 9
 TREE = dict(
     numerics_reproducible="layout", batch_global=8, batch_micro=1, run_steps=STEPS, run_eval_every=STEPS,

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from checkpoints import digest_of
 from effort import numbers
+from fault_tolerance import ULFM, WITHOUT_ULFM
 from launch import (
     MPIRUN,
     MPITRAIN,
-    _is_mpich,
     lines_in,
     loss_lines,
     mpirun,
@@ -30,7 +30,6 @@ from launch import (
 
 from mpitrain.checkpoint.folders import TMP
 
-ULFM = pytest.mark.skipif(_is_mpich(), reason="MPICH ends when a rank dies")
 STEPS = 14
 SETTINGS = dict(run_steps=STEPS, run_save_every=4, run_eval_every=6, recovery_every=1)
 MOE = dict(model_family="mixtral", model_layers=2, experts_count=4)
@@ -171,7 +170,7 @@ def test_spares_without_fault_tolerance_are_refused(tmp_path, text):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(not _is_mpich(), reason="Open MPI has ULFM")
+@WITHOUT_ULFM
 def test_spares_are_refused_by_an_mpi_without_ulfm(tmp_path, text):
     done = run_tiny(3, tmp_path / "run", text, **SETTINGS, recovery_spares=1)
     assert done.returncode == 2 and "needed an MPI with ULFM" in done.output, tail(done.output)

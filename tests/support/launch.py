@@ -317,7 +317,7 @@ def preloaded(command: Sequence[str]) -> list[str]:
     standard error it uses.
     """
     program = command[1:] if command[0] == sys.executable else command
-    can_fork = program[0].endswith(".py") or (program[0] == MPITRAIN and _is_mpich())
+    can_fork = program[0].endswith(".py") or (program[0] == MPITRAIN and is_mpich())
     if not can_fork or os.environ.get("MPITRAIN_PRELOAD") == "no":
         return list(command)
     return [sys.executable, "-S", "-E", STAND_IN, _server(), *program]
@@ -332,7 +332,7 @@ def hear_all() -> None:
 
 
 @functools.cache
-def _is_mpich() -> bool:
+def is_mpich() -> bool:
     command = [MPIRUN, "--version"]
     return b"HYDRA" in subprocess.run(command, capture_output=True, env=environment(), check=True).stdout
 

@@ -115,7 +115,7 @@ class Layer(Protocol):
 
     @abstractmethod
     def items(self, own: Mapping[str, Any], site: Any) -> list[Any]:
-        """Build what computes: the items of a recipe (parallel/walk.py), of parameters by name,
+        """Build what computes: the items of a walk (parallel/walk.py), of parameters by name,
         where `site` says (model/build_context.py).
         """
 

@@ -29,7 +29,7 @@ class Started(NamedTuple):
     num_bytes: int
 
 
-# communications of a recipe (parallel/communication.py): what each starts, and what its backward is
+# communications of a layer (parallel/communication.py): what each starts, and what its backward is
 OPERATION = {
     "sum": "all_reduce",
     "gather": "all_gather",
@@ -64,7 +64,7 @@ def in_one(items: Iterable[Traffic]) -> Traffic:
 
 
 def communication(name: str, axis: str, num_bytes: int) -> Traffic:
-    """Return what a communication of a recipe starts. num_bytes: of the longer one of its two buffers."""
+    """Return what a communication of a layer starts. num_bytes: of the longer one of its two buffers."""
     forward, backward = (
         (Started(OPERATION[way], axis, num_bytes),) if way in OPERATION else ()
         for way in (name, ADJOINT[name])

@@ -55,7 +55,7 @@ def more_than(more: int) -> str:
 
 
 def _fullest_if(plan: Plan) -> MemoryUsage | None:
-    """Return what the fullest rank of a plan holds; None of one that can't be.
+    """Return what fullest() does; None of a plan that can't be.
 
     Such as pairs in parts where nothing is walked in parts.
     """
