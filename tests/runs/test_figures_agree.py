@@ -11,6 +11,7 @@ from effort import numbers
 from folders import SUPPORT
 from launch import mpirun, tail
 from new_family import CAPPED
+from random_models import random_model
 
 from mpitrain.commands.inspect import show_memory
 from mpitrain.commands.plan.plan_command import answer
@@ -46,43 +47,12 @@ guard.leave(0)
 """
 
 
-def random_model(seed):
+def drawn_model(seed):
     """Return settings of a model of any family, with what it can have."""
     draw = random.Random(seed)
-    name = draw.choice(sorted(ALL))
-    family = ALL[name]
-    heads, sequence = draw.choice([2, 4, 8]), draw.choice([SHORT, MEDIUM, LONGEST])
-    tied, biased = (draw.choice(["true", "false"]) for _ in range(2))
-    model = dict(
-        family=name, layers=draw.randint(1, 9), width=draw.choice([64, 128, 192]), heads=heads,
-        ffn=draw.choice([96, 200]), vocab=draw.choice([256, 1001, 5000]), tied=tied,
-    )  # fmt: skip
-    learned = "positions" in family.model
-    model |= dict(positions=sequence) if learned else dict(mtp=draw.choice([0, 0, 1, 2]))
-    model |= dict(kv_heads=heads // draw.choice([1, 2])) if family.grouped else {}
-    model |= dict(ffn_biased=biased) if "ffn_biased" in family.model else {}
-    keys = {f"model.{key}": value for key, value in model.items()}
-    keys |= {f"attention.{key}": value for key, value in random_attention(draw, family).items()}
-    if family.experts is not None:
-        count, active, every = draw.choice([8, 16]), draw.choice([1, 2, 3]), draw.choice([1, 2, 3])
-        experts = dict(count=count, active=active, width=draw.choice([32, 72]), every=every)
-        experts |= draw.choice([{}, dict(shared=draw.choice([1, 2])), dict(first=1)])
-        keys |= {f"experts.{key}": value for key, value in experts.items()}
-    return [f"{key}={value}" for key, value in keys.items()] + [f"data.sequence={sequence}"]
-
-
-def random_attention(draw, family):
-    """Return keys of the table attention that a family has: latent, windows by block, biases."""
-    if "kv_rank" in family.attention:
-        ranks = dict(kv_rank=draw.choice([16, 40]), q_rank=draw.choice([24, 32]), rotary_width=8)
-        return dict(head_width=draw.choice([16, 24]), value_width=draw.choice([16, 20]), **ranks)
-    keys = dict(
-        head_width=[8, 48], window=[16, 100, 2048], biases=["none", "qkv", "all"], score_width=[0, 12]
-    )
-    drawn = {key: draw.choice(values) for key, values in keys.items() if key in family.attention}
-    if "window_blocks" in family.attention:
-        drawn |= dict(window_blocks=draw.choice(["w", "wf", "ffw", "wwwf"]))
-    return drawn
+    sequence = draw.choice([SHORT, MEDIUM, LONGEST])
+    keys = {**random_model(draw, ALL, sequence), "data.sequence": sequence}
+    return [f"{key}={value}" for key, value in keys.items()]
 
 
 def figures(settings):
@@ -106,7 +76,7 @@ def figures(settings):
 
 def test_random_models_have_the_figures_of_their_runs(tmp_path):
     (tmp_path / "text").write_bytes(8 * LONGEST * b"a")
-    models = [random_model(seed) for seed in numbers(range(3), 300)]
+    models = [drawn_model(seed) for seed in numbers(range(3), 300)]
     wanted = [figures(model) for model in models]
     text = ("data.source=text", f"data.path={tmp_path / 'text'}")
     short = (*text, "batch.global=1", "run.steps=1", "run.eval_batches=1")
