@@ -27,6 +27,7 @@ from launch import (
     tiny,
     write_text,
 )
+from undisturbed import undisturbed_runs
 
 from mpitrain.checkpoint.folders import TMP
 
@@ -57,18 +58,7 @@ def text(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, text):
-    """Return a function: the run directory of a run of a layout that nobody disturbed, made once."""
-    folder = tmp_path_factory.mktemp("whole")
-
-    def run(number):
-        run_dir = folder / str(number)
-        if not run_dir.exists():
-            num_ranks, layout = LAYOUTS[number]
-            done = run_tiny(num_ranks, run_dir, text, **SETTINGS | layout)
-            assert done.returncode == 0, tail(done.output)
-        return run_dir
-
-    return run
+    return undisturbed_runs(tmp_path_factory.mktemp("whole"), text, LAYOUTS, SETTINGS)
 
 
 def with_spares(num_ranks, run_dir, text, *, spares=SPARES, **settings):

@@ -32,6 +32,7 @@ from launch import (
     tiny,
     write_text,
 )
+from undisturbed import undisturbed_runs
 
 from mpitrain.checkpoint.folders import TMP
 from mpitrain.checkpoint.load import steps
@@ -60,6 +61,11 @@ LAYOUTS = [
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("supervised") / "text.txt", 20_000)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, text):
+    return undisturbed_runs(tmp_path_factory.mktemp("whole"), text, LAYOUTS, SETTINGS)
 
 
 def supervised(num_ranks, run_dir, text, settings, *, most=1000):
@@ -120,12 +126,12 @@ def children(pid):
 
 
 @pytest.mark.parametrize("number", KILLS)
-def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, text, number):
+def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, text, undisturbed, number):
     dice = random.Random(f"supervise {number}")
-    num_ranks, layout = LAYOUTS[number % len(LAYOUTS)]
+    which = number % len(LAYOUTS)
+    num_ranks, layout = LAYOUTS[which]
     settings = SETTINGS | layout
-    whole = run_tiny(num_ranks, tmp_path / "whole", text, **settings)
-    assert whole.returncode == 0, tail(whole.output)
+    whole = undisturbed(which)
     run_dir = tmp_path / "run"
     # a supervisor that is no fork is none of the ranks
     with started(0, *supervised(num_ranks, run_dir, text, settings), forked=False) as job:
@@ -134,8 +140,8 @@ def test_a_killed_run_ends_as_one_that_nobody_disturbed(tmp_path, text, number):
             kill_some(job, dice, run_dir, settings.get("comm_node_ranks", 0))
         done = job.wait(120)
     assert done.returncode == 0, tail(done.output)
-    assert loss_lines(run_dir) == loss_lines(tmp_path / "whole"), tail(done.output)
-    assert digest_of(run_dir / "checkpoints", STEPS) == digest_of(tmp_path / "whole/checkpoints", STEPS)
+    assert loss_lines(run_dir) == loss_lines(whole), tail(done.output)
+    assert digest_of(run_dir / "checkpoints", STEPS) == digest_of(whole / "checkpoints", STEPS)
     assert not RunDir(run_dir).recovery.exists() and "done" in done.output.splitlines()[-1]
 
 

@@ -1,0 +1,20 @@
+"""Runs that nobody disturbed, which those with kills are compared with."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from launch import run_tiny, tail
+
+
+def undisturbed_runs(folder: Path, text: Path, layouts: list[tuple[int, dict]], settings: dict) -> Callable:
+    """Return a function: the run directory of a layout's run, by the layout's place in the list; made once."""
+
+    def run(number: int) -> Path:
+        run_dir = folder / str(number)
+        if not run_dir.exists():
+            num_ranks, layout = layouts[number]
+            done = run_tiny(num_ranks, run_dir, text, **settings | layout)
+            assert done.returncode == 0, tail(done.output)
+        return run_dir
+
+    return run
