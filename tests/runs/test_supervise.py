@@ -25,6 +25,7 @@ from launch import (
     lines_in,
     loss_lines,
     mpirun,
+    patience,
     preloaded,
     run_tiny,
     started,
@@ -112,8 +113,9 @@ def kill_some(job, dice, run_dir, node_ranks):
         return set()
 
     job.wait_for(lambda: has_ended(job) or victims(), 60)
-    if node_ranks and named_folder(RunDir(run_dir)) and dice.random() < 0.5:
-        lose_nodes(job, run_dir, node_ranks, [dice.randrange(len(job.ranks()) // node_ranks)])
+    num_nodes = len(job.ranks()) // node_ranks if node_ranks else 0  # 0 also while ranks start
+    if num_nodes and named_folder(RunDir(run_dir)) and dice.random() < 0.5:
+        lose_nodes(job, run_dir, node_ranks, [dice.randrange(num_nodes)])
         return
     some = [] if has_ended(job) else sorted(victims())
     for pid in dice.sample(some, min(dice.choice([1, 1, 2]), len(some))):
@@ -189,7 +191,7 @@ def lose_nodes(job, run_dir, node_ranks, nodes):
 
 @pytest.mark.skipif(not CHOSEN, reason="MPITRAIN_NETNS=1 makes two hosts of network namespaces")
 def test_a_lost_host_is_restored_from_its_partner(tmp_path, text):
-    """Two network namespaces, which MPI takes for two nodes; they share /dev/shm."""
+    """Two network namespaces, which MPI takes for two nodes."""
     run_dir = tmp_path / "run"
     settings = SETTINGS | dict(parallel_dp=2, parallel_zero=1, run_save_every=0)
     whole = run_tiny(2, tmp_path / "whole", text, **settings)
@@ -201,7 +203,7 @@ def test_a_lost_host_is_restored_from_its_partner(tmp_path, text):
             job.signal(lost, signal.SIGKILL)
             job.wait(60)
         folder = named_folder(RunDir(run_dir))
-        subprocess.run(["rm", "-rf", str(folder.with_name(f"{folder.name}.1"))], check=True)
+        subprocess.run(["rm", "-rf", str(hosts.memory[1] / f"{folder.name}.1")], check=True)
         with started(0, *command, forked=False) as job:
             done = job.wait(60)
     assert done.returncode == whole.returncode == 0, tail(done.output)
@@ -347,6 +349,19 @@ def test_asked_to_leave_between_two_starts_it_starts_no_more(name):
     done = finished([sys.executable, "-c", BETWEEN, name], capture_output=True, text=True)
     assert done.returncode == 9, done.stdout + done.stderr
     assert done.stdout.count("started") == 1 and f"({name}): not again" in done.stdout
+
+
+def test_a_supervisor_that_is_killed_leaves_nothing_running(tmp_path, text):
+    run_dir = tmp_path / "run"
+    with started(0, *supervised(2, run_dir, text, SETTINGS | dict(run_steps=100_000)), forked=False) as job:
+        wait_for_step(job, run_dir, 3)
+        job.signal(job.process.pid, signal.SIGKILL)
+        job.process.wait()
+        end = time.monotonic() + patience(30)
+        while (left := job.ranks()) and time.monotonic() < end:
+            time.sleep(0.1)
+        said = job.text()
+    assert not left, tail(said)
 
 
 def test_asked_to_leave_it_is_not_started_again(tmp_path, text):

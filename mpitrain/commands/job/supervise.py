@@ -12,6 +12,7 @@ from typing import Any
 
 from mpitrain import config as settings
 from mpitrain.cluster import unhealthy_nodes
+from mpitrain.cluster.processes import signal_when_parent_ends
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.unhealthy_nodes import SPARES
 from mpitrain.commands.job import again
@@ -48,7 +49,8 @@ class _Launches:
         environment = {**os.environ, SPARES: str(nodes.num_spare if nodes else 0)}
         command = nodes.command(command) if nodes else command
         try:
-            self._process = subprocess.Popen(command, env=environment)
+            # a supervisor that is killed leaves nothing running
+            self._process = subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent)
         except OSError as error:
             what = f"{shown(command[0])}: {error.strerror}"
             raise ConfigError(f"{what}; give a command, such as mpirun -n 2 mpitrain run") from None
@@ -64,6 +66,11 @@ class _Launches:
 
     def _note(self, number: int, frame: object) -> None:
         self.asked = number
+
+
+def _end_with_parent() -> None:
+    """Have the launcher asked to leave (SIGTERM) when this supervisor ends, however it ends."""
+    signal_when_parent_ends(signal.SIGTERM)
 
 
 def spare_nodes(

@@ -70,7 +70,7 @@ def save_copied_step(memory: NodeMemory, saved_step: int) -> str:
         step, shards = newest.lost
         lost = (
             f"step {step} in memory lacks part{'s' * (len(shards) > 1)} {listed(shards, 4)} of the state: "
-            "the nodes that had it are gone"
+            "the nodes that had it are gone, or it was changed"
         )
     if newest.step > saved_step:
         if newest.start:
@@ -107,9 +107,9 @@ def _newest_of(start: str, nodes: Sequence[NodeInventory]) -> CopiedStep:
         }
         if len(holders) == num_shards:
             return CopiedStep(step, start, holders)
-    there = {number for _, _, shards in held for number in shards}
-    lost = max(seen, default=0), sorted(set(range(num_shards)) - there)
-    return CopiedStep(0, start, {}, lost)
+    newest = max(seen, default=0)
+    there = {number for _, _, shards in held for number, steps in shards.items() if newest in steps}
+    return CopiedStep(0, start, {}, (newest, sorted(set(range(num_shards)) - there)))
 
 
 def _inventory(memory: NodeMemory) -> NodeInventory:
@@ -221,6 +221,11 @@ def _parts(folder: Path, number: int, step: int) -> dict[str, list[tuple[np.ndar
     """Return what a shard holds, in its memory. Raises CheckpointError."""
     manifest, copies = read_copy(folder, number)
     generation = copies.generation_of(step)
+    if generation is None or copies.digest(generation) != copies.marked_digest(generation):
+        raise CheckpointError(
+            f"{shown(folder)}: the copy of part {number} after step {step} has another digest than it was "
+            "made with, by an error of memory or by a program that wrote there"
+        )
     parts = defaultdict(list)
     try:
         for part in manifest.parts:

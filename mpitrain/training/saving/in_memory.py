@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-import xxhash
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.partner_copies import CopyExchange
@@ -134,7 +133,7 @@ class MemoryCopies:
     ) -> None:
         """Make the file of a part of the state, and beside it what its copies hold."""
         path = folder / f"shard-{numbers[part.key]}"
-        file = CopyFile.make(path.with_suffix(".bin"), num_bytes)
+        file = CopyFile.make(path.with_suffix(".bin"), num_bytes, part.num_bytes)
         snapshots = [
             Snapshot(self._actor, True, _Allocator(file, generation).take, part.pieces)
             for generation in range(GENERATIONS)
@@ -163,7 +162,7 @@ class MemoryCopies:
             for file, snapshots in zip(self._files, self._snapshots):
                 file.begin(generation)
                 snapshots[generation].take()
-                file.end(generation, step, meta)
+                file.end(generation, step, meta, file.digest(generation))
             if self._exchange is not None:
                 self._exchange.offer(generation, step, meta)
             if self._count == 1 and self._memory and self._memory.leads:  # all have made their first copy
@@ -230,7 +229,8 @@ class PartnerExchange:
         def make() -> None:
             if name_and_text is not None:
                 name, text = name_and_text
-                self.received = CopyFile.make(path.with_name(name).with_suffix(".bin"), num_bytes)
+                used_bytes = msgspec.json.decode(text, type=Manifest).used_bytes
+                self.received = CopyFile.make(path.with_name(name).with_suffix(".bin"), num_bytes, used_bytes)
                 with replacing(path.with_name(name)) as file:
                     file.write(text)
 
@@ -244,7 +244,7 @@ class PartnerExchange:
             self.received.begin(generation)
             partners = self.received.bytes_of(generation)
         if self._own is not None:
-            _digest_in(own)[0] = _digest_of(own)
+            _digest_in(own)[0] = self._own.marked_digest(generation)
         arrived = partial(self._arrived, generation, step, meta)
         self._copies.give(CopyExchange(own, partners, arrived))
 
@@ -252,9 +252,9 @@ class PartnerExchange:
         """Mark what was received as a copy, if it has the digest that it was sent with."""
         if self.received is None:
             return
-        copy = self.received.bytes_of(generation)
-        if _digest_in(copy)[0] == _digest_of(copy):
-            self.received.end(generation, step, meta)
+        digest = int(_digest_in(self.received.bytes_of(generation))[0])
+        if digest == self.received.digest(generation):
+            self.received.end(generation, step, meta, digest)
             return
         warn(
             f"mpitrain: the copy of rank {self.source}'s state after step {step} arrived with another digest "
@@ -317,10 +317,6 @@ def _described(parts: Parts, start: int) -> list[CopiedPart]:
         for name, held in parts.items()
         for array, extent in held
     ]
-
-
-def _digest_of(copy: np.ndarray) -> int:
-    return xxhash.xxh3_64_intdigest(copy[:-DIGEST_BYTES].data)
 
 
 def _digest_in(copy: np.ndarray) -> np.ndarray:

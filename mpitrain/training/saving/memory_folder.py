@@ -11,7 +11,7 @@
 A copied run directory names a folder of another run, and one that was removed names none: neither
 is resumed from what isn't its own. A copy counts if its two marks say the same step: a rank that is
 killed while it copies leaves different ones. A step counts if every part has a copy of it, on
-whatever node.
+whatever node. What was changed since has another digest, and is refused when it is read.
 """
 
 import json
@@ -27,14 +27,16 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
+import xxhash
 from msgspec import Meta
 
+from mpitrain.checkpoint.dtypes import DTYPES
 from mpitrain.checkpoint.folders import find
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, remove, replacing, shown
-from mpitrain.plan.predict.snapshot_bytes import GENERATIONS, MARKS, META_BYTES, file_bytes
+from mpitrain.plan.predict.snapshot_bytes import GENERATIONS, MARKS, META_BYTES, aligned_bytes, file_bytes
 
 PREFIX = "mpitrain-"
 COPIES = "copies-"
@@ -69,35 +71,45 @@ class Manifest(msgspec.Struct, frozen=True):
     writer: dict
     num_nodes: Natural = 1
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of a copy up to the end of its last part."""
+        ends = (part.at + math.prod(part.shape) * DTYPES[part.dtype].itemsize for part in self.parts)
+        return aligned_bytes(max(ends, default=0))
+
 
 class CopyFile:
-    """The copies of one part of the state in memory, each of `num_bytes` bytes."""
+    """The copies of one part of the state in memory, each of `num_bytes` bytes, of which the first are used.
 
-    def __init__(self, memory: mmap.mmap, num_bytes: int):
+    Before each copy: its step twice, the bytes of its meta, the digests of its used bytes and of its meta.
+    """
+
+    def __init__(self, memory: mmap.mmap, num_bytes: int, used_bytes: int):
         self._memory = memory
         self._stride = MARKS + META_BYTES + num_bytes
+        self._used_bytes = used_bytes
         self.num_bytes = num_bytes
 
     @classmethod
-    def make(cls, path: Path, num_bytes: int) -> "CopyFile":
+    def make(cls, path: Path, num_bytes: int, used_bytes: int) -> "CopyFile":
         """Make the file, and allocate all of it: short memory is an OSError now, and no signal later."""
         size = file_bytes(num_bytes)
         file = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(file, 0, size)
-            return cls(mmap.mmap(file, size), num_bytes)
+            return cls(mmap.mmap(file, size), num_bytes, used_bytes)
         finally:
             os.close(file)
 
     @classmethod
-    def read(cls, path: Path, num_bytes: int) -> "CopyFile":
+    def read(cls, path: Path, num_bytes: int, used_bytes: int) -> "CopyFile":
         """Open the file to read. Raises OSError, ValueError of another size."""
         size = file_bytes(num_bytes)
         file = open_regular(path)
         try:
             if os.fstat(file).st_size != size:
                 raise ValueError(f"{path} has {os.fstat(file).st_size:,} bytes, needed {size:,}")
-            return cls(mmap.mmap(file, size, prot=mmap.PROT_READ), num_bytes)
+            return cls(mmap.mmap(file, size, prot=mmap.PROT_READ), num_bytes, used_bytes)
         finally:
             os.close(file)
 
@@ -105,8 +117,12 @@ class CopyFile:
         """Mark a copy as being written: its marks differ."""
         self._marks(generation)[1] = -1
 
-    def end(self, generation: int, step: int, meta: Mapping) -> None:
-        """Mark a copy as that of a step."""
+    def digest(self, generation: int) -> int:
+        """Return the digest of a copy, of its bytes as they are now."""
+        return xxhash.xxh3_64_intdigest(self.bytes_of(generation)[: self._used_bytes].data)
+
+    def end(self, generation: int, step: int, meta: Mapping, digest: int) -> None:
+        """Mark a copy as that of a step, with the digest that its bytes have to have."""
         text = json.dumps(meta).encode()
         if len(text) > META_BYTES:
             raise CheckpointError(
@@ -116,6 +132,7 @@ class CopyFile:
         self._memory[begin : begin + len(text)] = text
         marks = self._marks(generation)
         marks[2] = len(text)
+        marks[3:].view(np.uint64)[:] = digest, _digest_of_meta(text, step)
         marks[0] = step
         marks[1] = step
 
@@ -126,9 +143,17 @@ class CopyFile:
         """Return the steps of which it has a whole copy."""
         return {step for at in range(GENERATIONS) if (step := self._step(at)) > 0}
 
+    def marked_digest(self, generation: int) -> int:
+        """Return the digest that a copy was marked with."""
+        return int(self._marks(generation)[3:].view(np.uint64)[0])
+
     def meta(self, generation: int) -> dict:
+        return json.loads(self._meta_text(generation))
+
+    def _meta_text(self, generation: int) -> bytes:
         begin = generation * self._stride + MARKS
-        return json.loads(self._memory[begin : begin + int(self._marks(generation)[2])])
+        length = int(self._marks(generation)[2])
+        return self._memory[begin : begin + length] if 0 <= length <= META_BYTES else b""
 
     def memory(self, generation: int, at: int, num_bytes: int) -> memoryview:
         """Return bytes of a copy. Raises ValueError where it ends before them."""
@@ -147,11 +172,19 @@ class CopyFile:
         return np.frombuffer(self.memory(generation, 0, self.num_bytes), np.uint8)
 
     def _marks(self, generation: int) -> np.ndarray:
-        return np.frombuffer(self._memory, np.int64, 3, generation * self._stride)
+        return np.frombuffer(self._memory, np.int64, 5, generation * self._stride)
 
     def _step(self, generation: int) -> int:
-        first, second, _ = self._marks(generation).tolist()
-        return first if first == second else 0
+        """Return the step of a copy; 0: it isn't whole, or its marks or its meta were changed."""
+        first, second = self._marks(generation)[:2].tolist()
+        if first != second or first <= 0:
+            return 0
+        digest = int(self._marks(generation)[3:].view(np.uint64)[1])
+        return first if digest == _digest_of_meta(self._meta_text(generation), first) else 0
+
+
+def _digest_of_meta(text: bytes, step: int) -> int:
+    return xxhash.xxh3_64_intdigest(text, seed=step)
 
 
 # ---------------------------------------------------------------- folders of a run
@@ -380,8 +413,9 @@ def read_copy(folder: Path, number: int) -> tuple[Manifest, CopyFile]:
     try:
         text = read_regular(folder / f"shard-{number}.json", MOST_MANIFEST_BYTES)
         manifest = msgspec.json.decode(text, type=Manifest)
-        return manifest, CopyFile.read(folder / f"shard-{number}.bin", manifest.num_bytes)
-    except (OSError, ValueError, RecursionError) as error:
+        path = folder / f"shard-{number}.bin"
+        return manifest, CopyFile.read(path, manifest.num_bytes, manifest.used_bytes)
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{shown(folder)}: shard {number} of copies can't be read: {error}") from None
 
 
