@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import xxhash
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.partner_copies import CopyExchange
@@ -161,8 +162,9 @@ class MemoryCopies:
             generation = self._count % GENERATIONS
             for file, snapshots in zip(self._files, self._snapshots):
                 file.begin(generation)
-                snapshots[generation].take()
-                file.end(generation, step, meta, file.digest(generation))
+                digest = _RunningDigest(file, generation)
+                snapshots[generation].take(digest.add)
+                file.end(generation, step, meta, digest.end())
             if self._exchange is not None:
                 self._exchange.offer(generation, step, meta)
             if self._count == 1 and self._memory and self._memory.leads:  # all have made their first copy
@@ -279,6 +281,29 @@ def copied_pieces(actor: Actor) -> list[CopiedPieces]:
     parts.append(((rank, ""), alone))
     sized = [CopiedPieces(key, pieces, _bytes_of(actor, pieces)) for key, pieces in parts]
     return [part for part in sized if part.num_bytes]
+
+
+class _RunningDigest:
+    """CopyFile.digest() of a copy that is being made, part by part, while caches have them."""
+
+    def __init__(self, file: CopyFile, generation: int):
+        self._bytes = file.used_bytes_of(generation)
+        self._start = self._bytes.ctypes.data
+        self._done = 0
+        self._digest = xxhash.xxh3_64()
+
+    def add(self, part: torch.Tensor) -> None:
+        """Add everything up to the end of the next part."""
+        self._add_to(part.data_ptr() - self._start + part.nbytes)
+
+    def end(self) -> int:
+        self._add_to(len(self._bytes))
+        return self._digest.intdigest()
+
+    def _add_to(self, end: int) -> None:
+        if end > self._done:
+            self._digest.update(self._bytes[self._done : end].data)
+            self._done = end
 
 
 class _Allocator:

@@ -119,7 +119,7 @@ class CopyFile:
 
     def digest(self, generation: int) -> int:
         """Return the digest of a copy, of its bytes as they are now."""
-        return xxhash.xxh3_64_intdigest(self.bytes_of(generation)[: self._used_bytes].data)
+        return xxhash.xxh3_64_intdigest(self.used_bytes_of(generation).data)
 
     def end(self, generation: int, step: int, meta: Mapping, digest: int) -> None:
         """Mark a copy as that of a step, with the digest that its bytes have to have."""
@@ -170,6 +170,9 @@ class CopyFile:
     def bytes_of(self, generation: int) -> np.ndarray:
         """Return a whole copy, in its memory."""
         return np.frombuffer(self.memory(generation, 0, self.num_bytes), np.uint8)
+
+    def used_bytes_of(self, generation: int) -> np.ndarray:
+        return self.bytes_of(generation)[: self._used_bytes]
 
     def _marks(self, generation: int) -> np.ndarray:
         return np.frombuffer(self._memory, np.int64, 5, generation * self._stride)

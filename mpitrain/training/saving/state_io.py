@@ -63,12 +63,24 @@ class Snapshot:
         self.sizes = [x.nbytes for _, _, x in live]
         self.num_bytes = self.own_bytes = sum(self.sizes)
 
-    def take(self) -> None:
-        """Have everything as it is now. The only moment for which training stops."""
-        if self.copied:
-            for (_, _, copy), (_, _, x) in zip(self._copies, self._live(), strict=True):
-                self._compute.copy(copy, x)
-            self._compute.record().synchronize()
+    def take(self, each: Callable[[torch.Tensor], object] | None = None) -> None:
+        """Have everything as it is now. The only moment for which training stops.
+
+        each: called with each copy in its order; on a CPU at once, while caches have it.
+        """
+        if not self.copied:
+            return
+        copies = [copy for _, _, copy in self._copies]
+        live = [x for _, _, x in self._live()]
+        at_once = not any(x.is_cuda for x in live)
+        for copy, x in zip(copies, live, strict=True):
+            self._compute.copy(copy, x)
+            if each and at_once:
+                each(copy)
+        self._compute.record().synchronize()
+        if each and not at_once:
+            for copy in copies:
+                each(copy)
 
     @cached_property
     def _copy_parts(self) -> Parts:
