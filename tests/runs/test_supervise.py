@@ -38,6 +38,7 @@ from undisturbed import undisturbed_runs
 from mpitrain.checkpoint.folders import TMP
 from mpitrain.checkpoint.load import steps
 from mpitrain.cluster.rundir import RunDir
+from mpitrain.plan.predict.snapshot_bytes import MARKS, META_BYTES
 from mpitrain.training.saving.memory_folder import memory_folders, named_folder, newest_step_in_memory
 
 KILLS = numbers(range(0 if WITH_LONG else 1, 2), 200)
@@ -249,8 +250,11 @@ def test_what_is_lost_is_the_step_under_way(tmp_path, text):
     assert not folder.exists()
 
 
-@pytest.mark.few_cases(2)
-@pytest.mark.parametrize("change", ["moved", "a link", "of another run", "torn", "cut"])
+CHANGED = {"torn": 0, "meta": MARKS, "a bit": MARKS + META_BYTES + 1000}  # the byte of each copy
+
+
+@pytest.mark.few_cases(3)
+@pytest.mark.parametrize("change", ["moved", "a link", "of another run", "torn", "cut", "meta", "a bit"])
 def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
     run_dir = tmp_path / "run"
     with started(1, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS)) as job:
@@ -271,16 +275,18 @@ def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
             rundir.recovery.write_text(json.dumps({"folder": str(named)}))
         elif change == "of another run":
             (folder / "run").write_text(str(tmp_path))
-        elif change == "torn":
+        elif change in CHANGED:
             content = bytearray(binary.read_bytes())
-            for at in (0, len(content) // 2):
-                content[at : at + 8] = b"\0" * 8
+            for copy in (0, len(content) // 2):
+                content[copy + CHANGED[change]] ^= 1
             binary.write_bytes(content)
         else:
             os.truncate(binary, 1000)
-        assert newest_step_in_memory(RunDir(run_dir)) == 0
+        # the digest of all bytes is compared where they are read
+        assert change == "a bit" or newest_step_in_memory(RunDir(run_dir)) == 0
         done = run_tiny(1, run_dir, text, **SETTINGS)
         assert done.returncode == 0 and "resuming" not in done.output, tail(done.output)
+        assert ("has another digest than it was made with" in done.output) == (change == "a bit")
     finally:
         for path in folder.parent.glob(f"mpitrain-{os.getpid()}"):
             path.unlink()

@@ -7,7 +7,7 @@ from launch import run_tiny, tail
 
 
 def undisturbed_runs(folder: Path, text: Path, layouts: list[tuple[int, dict]], settings: dict) -> Callable:
-    """Return a function: the run directory of a layout's run, by the layout's place in the list; made once."""
+    """Return a function: the run directory of a run of the layout with this number; each is run once."""
 
     def run(number: int) -> Path:
         run_dir = folder / str(number)
