@@ -66,4 +66,5 @@ class Contexts:
 
     def stays(self, context: Context) -> list[torch.Tensor]:
         """Return what a microbatch has once for all blocks."""
-        return [x for x in (context.visible, context.microbatch.documents) if x is not None]
+        microbatch = context.microbatch
+        return [x for x in (context.visible, microbatch.documents, microbatch.order) if x is not None]

@@ -41,8 +41,9 @@ class AttentionRequest:
     sinks: [H], for each head the score of one more key, whose value is 0 (attention_window.py).
     mask: 0 or -inf, added to the scores instead of causality, [B, 1, T, S] or [T, S].
     documents: the number of each position's document in the whole sequence, [B, T] or [T],
-    integers; its positions are side by side. A query sees its own document only. Read where the
-    sequence is spread over ranks; else spans or a mask say it.
+    integers. A query sees its own document only. Read where the sequence is spread over ranks; else
+    spans or a mask say it.
+    order: the position of each in its row, [B, T]; None: they are in order.
     spans: the documents of each sequence, in place of a mask, on a CPU (attention_documents.py).
     dropout: of probabilities (dropout.py); None: none.
     """
@@ -53,6 +54,7 @@ class AttentionRequest:
     sinks: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     documents: torch.Tensor | None = None
+    order: torch.Tensor | None = None
     spans: Spans | None = None
     dropout: ProbabilityDropout | None = None
 
@@ -71,13 +73,14 @@ class AttentionRequest:
         sinks: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
         spans: Spans | None = None,
     ) -> "AttentionRequest":
         """Return the same with these tensors and no others. Without any, it may be kept for the backward."""
         own = self.sinks, self.mask, self.documents, self.spans
         if all(x is None for x in (sinks, mask, documents, spans, *own)):
             return self
-        return replace(self, sinks=sinks, mask=mask, documents=documents, spans=spans)
+        return replace(self, sinks=sinks, mask=mask, documents=documents, order=order, spans=spans)
 
     def drawn(self, draw: DropoutDraw | None) -> "AttentionRequest":
         """Return what is asked of a microbatch: with its dropout; with None, without any."""

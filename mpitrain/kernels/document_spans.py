@@ -69,18 +69,20 @@ def spans_of(documents_BT: torch.Tensor, begin: int = 0, end: int | None = None)
     return tuple(found)
 
 
-def shared_document(queries_Bt: torch.Tensor, keys_BS: torch.Tensor) -> Spans:
-    """Return which queries see which of some keys that are all before them: of a sequence, the first
-    queries see the last keys, if these are of one document.
+def spans_between(queries_Bt: torch.Tensor, keys_BS: torch.Tensor) -> Spans:
+    """Return the spans of queries, and of some keys that are all before them and of the same documents.
 
-    queries_Bt, keys_BS: the document of each, on a CPU.
+    queries_Bt, keys_BS: the document of each, in ascending order, on a CPU.
     """
     found = list[DocumentSpan]()
     for sequence, (queries_t, keys_S) in enumerate(zip(queries_Bt.numpy(), keys_BS.numpy(), strict=True)):
-        if queries_t[0] == keys_S[-1]:
-            last = _runs_of(queries_t)[0][1]
-            first = _runs_of(keys_S)[-1][0]
-            found.append(DocumentSpan(sequence, slice(0, last), slice(first, len(keys_S))))
+        of_keys = {int(keys_S[run[0]]): run for run in _runs_of(keys_S)}
+        runs = [run for run in _runs_of(queries_t) if int(queries_t[run[0]]) in of_keys]
+        for span in _joined(runs):
+            first, last = (of_keys[int(queries_t[run[0]])] for run in (span[0], span[-1]))
+            keys = slice(first[0], last[1])
+            documents = queries_Bt[sequence] if len(span) > 1 else None
+            found.append(DocumentSpan(sequence, slice(span[0][0], span[-1][1]), keys, documents))
     return tuple(found)
 
 

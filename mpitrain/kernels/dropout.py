@@ -104,12 +104,12 @@ def _on(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
 
 
 def drop(
-    x_BTD: torch.Tensor, rate: float, draw: DropoutDraw, block: int, site: int, positions_T: torch.Tensor
+    x_BTD: torch.Tensor, rate: float, draw: DropoutDraw, block: int, site: int, positions: torch.Tensor
 ) -> torch.Tensor:
     """Return x without the elements that are dropped, the others divided by 1 - rate.
 
     It is its own adjoint. Masks are made of some positions at a time.
-    positions_T: of this rank, int64, on the device of x.
+    positions: of this rank, [T] or [B, T], int64, on the device of x.
     """
     key = key_of(draw, block, site)
     sequences = _range(draw.sequences, x_BTD.device)[:, None, None]
@@ -118,7 +118,7 @@ def drop(
     y_BTD = torch.empty_like(x_BTD)
     for begin in range(0, x_BTD.shape[1], rows):
         here = slice(begin, begin + rows)
-        around = sequences, 0, positions_T[here, None]
+        around = sequences, 0, positions[..., here, None]
         mask = dropped(rate, key, around, x_BTD.shape[-1], x_BTD.device)
         torch.mul(x_BTD[:, here], 1 / (1 - rate), out=y_BTD[:, here]).masked_fill_(mask, 0)
     return y_BTD

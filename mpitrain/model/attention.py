@@ -153,19 +153,20 @@ class Projection(Segment):
             if any(norm.spec.shape != norm.spec.whole for norm in self.norms):
                 return tuple(flat)
             flat = [*(tape.norm(x, norm) for x, norm in zip(flat, self.norms)), flat[2]]
-        return self._heads(flat, context.start, tape)
+        return self._heads(flat, context, tape)
 
     def _heads(
-        self, flat: Sequence[torch.Tensor], start: int, tape: Tape
+        self, flat: Sequence[torch.Tensor], context: Context, tape: Tape
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values head by head, turned from position `start` on."""
+        """Return queries, keys and values head by head, turned by their positions."""
         q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.head_width)) for x in flat)
         if self.norms and not self.whole:
             q_BTHC, k_BTKC = (tape.norm(x, norm) for x, norm in zip((q_BTHC, k_BTKC), self.norms))
         q_BHTC, k_BKTC, v_BKTC = (x.transpose(1, 2) for x in (q_BTHC, k_BTKC, v_BTKC))
         if self.rotary is None:
             return q_BHTC, k_BKTC, v_BKTC
-        return self.rotary(q_BHTC, start), self.rotary(k_BKTC, start), v_BKTC
+        at = context.start, context.microbatch.order
+        return self.rotary(q_BHTC, *at), self.rotary(k_BKTC, *at), v_BKTC
 
 
 class Output(Segment):
@@ -207,11 +208,12 @@ class Core(Segment):
         self,
         mask: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
+        order: torch.Tensor | None = None,
         spans: Spans | None = None,
     ) -> AttentionRequest:
         """Return what is asked of a microbatch, with the sinks as they are now."""
         sinks = None if self.sinks is None else self.sinks.data
-        return self.request.given(sinks=sinks, mask=mask, documents=documents, spans=spans)
+        return self.request.given(sinks=sinks, mask=mask, documents=documents, order=order, spans=spans)
 
     def compute(self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
         return self.attend(qkv, context, tape, again=False)[0]
@@ -281,7 +283,8 @@ class SpreadAttention:
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         qkv, projected = yield from forward(self.projection, x, context)
-        request = self.core.asked(documents=context.microbatch.documents).drawn(context.dropout)
+        rows = context.microbatch
+        request = self.core.asked(documents=rows.documents, order=rows.order).drawn(context.dropout)
         a, attended = yield from self.over_cp.forward(*qkv, request)
         attended = context.keeping.put(attended)
         y, saved = yield from self.output.forward(a, context)

@@ -84,7 +84,10 @@ class BuildContext:
         if rope not in self.rotaries:
             positions = torch.from_numpy(self.plan.positions(self.cp.rank if self.cp else 0))
             length = self.plan.config.data.sequence
-            self.rotaries[rope] = Rotary(rope, positions, length, self.dtype, self.device, self.functions)
+            ordered = self.plan.orders_rows
+            self.rotaries[rope] = Rotary(
+                rope, positions, length, self.dtype, self.device, self.functions, ordered
+            )
         return self.rotaries[rope]
 
     def constants(self) -> list[torch.Tensor]:

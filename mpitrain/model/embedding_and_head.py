@@ -123,7 +123,7 @@ class LearnedPositions:
         """Add them."""
         yield None
         begin = context.start + self.part * x.shape[1]
-        saved = begin, context.microbatch.documents
+        saved = begin, context.microbatch.documents, context.microbatch.order
         y = x + self.weight.data[self._rows(*saved, x)]
         return y, saved if torch.is_grad_enabled() else None
 
@@ -134,10 +134,17 @@ class LearnedPositions:
         later(WeightGradients([gradients(self.weight, rows, grad_of_output)]))
         return grad_of_output
 
-    def _rows(self, begin: int, documents: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    def _rows(
+        self, begin: int, documents: torch.Tensor | None, order: torch.Tensor | None, x: torch.Tensor
+    ) -> torch.Tensor:
         """Return the rows of the table that x has: [T], or [B, T] with documents."""
         here = self.positions[begin : begin + x.shape[1]]
-        return here if documents is None else positions_within(documents)[:, here]
+        if documents is None:
+            return here
+        if order is None:
+            return positions_within(documents)[:, here]
+        in_order = torch.empty_like(documents).scatter_(1, order, documents)
+        return positions_within(in_order).gather(1, order[:, here])
 
 
 class EmbeddingLookup:

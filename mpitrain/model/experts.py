@@ -181,6 +181,8 @@ class ExpertMixture:
         if routes is None:
             return router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
         positions = self._positions[context.segment]
+        if context.microbatch.order is not None:
+            positions = context.microbatch.order[:, positions].cpu().numpy()
         replayed = routes.chosen(self.load.name, positions)
         if replayed is not None:
             experts = torch.from_numpy(
@@ -191,7 +193,7 @@ class ExpertMixture:
         routes.record(
             self.load.name,
             positions,
-            chosen.experts.cpu().numpy().reshape(-1, len(positions), self.settings.active),
+            chosen.experts.cpu().numpy().reshape(-1, positions.shape[-1], self.settings.active),
         )
         return chosen
 

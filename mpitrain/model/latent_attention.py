@@ -128,8 +128,9 @@ class Up(Segment):
         k, v = kv.split((widths.head, widths.value), -1)
         if self.magnitude != 1:
             q = q * self.magnitude**2  # as the rotary features of both are
-        k_turned = self.rotary(k_turned.unsqueeze(1), context.start).expand(-1, k.shape[1], -1, -1)
-        q = torch.cat((q, self.rotary(q_turned, context.start)), -1)
+        at = context.start, context.microbatch.order
+        k_turned = self.rotary(k_turned.unsqueeze(1), *at).expand(-1, k.shape[1], -1, -1)
+        q = torch.cat((q, self.rotary(q_turned, *at)), -1)
         k = torch.cat((k, k_turned), -1)
         return q, k, functional.pad(v, (0, widths.key - widths.value))
 

@@ -31,14 +31,21 @@ class ResidualDropout:
         if draw is None:
             return x, None
         begin = context.start + self.part * x.shape[1]
-        return self._dropped(x, draw, begin), (draw, begin) if torch.is_grad_enabled() else None
+        at = draw, begin, context.microbatch.order
+        return self._dropped(x, *at), at if torch.is_grad_enabled() else None
 
     def backward(
-        self, saved: tuple[DropoutDraw, int] | None, grad_of_output: torch.Tensor, later: Later
+        self,
+        saved: tuple[DropoutDraw, int, torch.Tensor | None] | None,
+        grad_of_output: torch.Tensor,
+        later: Later,
     ) -> Walk:
         yield None
         return grad_of_output if saved is None else self._dropped(grad_of_output, *saved)
 
-    def _dropped(self, x: torch.Tensor, draw: DropoutDraw, begin: int) -> torch.Tensor:
-        positions_T = self.positions[begin : begin + x.shape[1]]
-        return drop(x, self.rate, draw, self.block, self.number, positions_T)
+    def _dropped(
+        self, x: torch.Tensor, draw: DropoutDraw, begin: int, order: torch.Tensor | None
+    ) -> torch.Tensor:
+        here_T = self.positions[begin : begin + x.shape[1]]
+        positions = here_T if order is None else order[:, here_T]
+        return drop(x, self.rate, draw, self.block, self.number, positions)

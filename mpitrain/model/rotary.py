@@ -13,6 +13,7 @@ class Rotary:
     """Rotary position embedding of heads, halves rotated, tables for the positions [T] of this rank.
 
     length: of the whole sequence, on all ranks.
+    ordered: rows may be in an order of their own (Microbatch.order): the tables are those of all positions.
 
     Features after the first `rope.width` stay as they are.
     Only distances show in the scores: positions needn't start anew with each document.
@@ -26,40 +27,51 @@ class Rotary:
         dtype: torch.dtype,
         device: torch.device,
         functions: Functions = EAGER,
+        ordered: bool = False,
     ):
         self.width = rope.width
         self.functions = functions
-        angles = torch.outer(positions.to(torch.float64), rates(rope, length))
+        self._here = positions.to(device)
+        with_tables = torch.arange(length) if ordered else positions
+        angles = torch.outer(with_tables.to(torch.float64), rates(rope, length))
         self.cos, self.sin = (
             (table * rope.magnitude).to(device, wide(dtype)) for table in (angles.cos(), angles.sin())
         )
 
-    def __call__(self, x_BHTC: torch.Tensor, start: int = 0) -> torch.Tensor:
+    def __call__(
+        self, x_BHTC: torch.Tensor, start: int = 0, order: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Turn x, of positions from `start` on of those that are here. order: as a microbatch has it."""
         if not torch.is_grad_enabled():
-            return self.turned(x_BHTC, start, 1)
-        return _Turned.apply(x_BHTC, *self._at(x_BHTC, start), self.functions)
+            return self.turned(x_BHTC, start, 1, order)
+        return _Turned.apply(x_BHTC, self, start, order)
 
-    def turned(self, x_BHTC: torch.Tensor, start: int, sense: int) -> torch.Tensor:
+    def turned(
+        self, x_BHTC: torch.Tensor, start: int, sense: int, order: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Return x turned by its positions, by -1 turned back; outside of autograd."""
-        return self.functions.turned(x_BHTC, *self._at(x_BHTC, start), sense)
-
-    def _at(self, x_BHTC: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
         here = slice(start, start + x_BHTC.shape[-2])
-        return self.cos[here], self.sin[here]
+        tables = (self.cos, self.sin)
+        if order is None:
+            return self.functions.turned(x_BHTC, *(table[here] for table in tables), sense)
+        positions_B1T = order[:, None, self._here[here]]
+        return self.functions.turned(x_BHTC, *(table[positions_B1T] for table in tables), sense)
 
 
 class _Turned(torch.autograd.Function):
     """x turned; the gradient is turned back."""
 
     @staticmethod
-    def forward(ctx, x, cos, sin, functions: Functions):
-        ctx.tables = (cos, sin)
-        ctx.functions = functions
-        return functions.turned(x, cos, sin, 1)
+    def forward(ctx, x, rotary: Rotary, *at):
+        ctx.rotary = rotary
+        ctx.at = at
+        start, order = at
+        return rotary.turned(x, start, 1, order)
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        return ctx.functions.turned(grad_of_output, *ctx.tables, -1), None, None, None
+        start, order = ctx.at
+        return ctx.rotary.turned(grad_of_output, start, -1, order), None, None, None
 
 
 def rates(rope: Rope, length: int) -> torch.Tensor:

@@ -24,11 +24,15 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 class SavedNorms(NamedTuple):
-    """Of queries and of keys: what has the norm 1 [B, T, F], and its factors [B, T, 1]. start: a position."""
+    """Of queries and of keys: what has the norm 1 [B, T, F], and its factors [B, T, 1].
+
+    start, order: a position, and the microbatch's order.
+    """
 
     units: tuple[torch.Tensor, ...]
     scales: tuple[torch.Tensor, ...]
     start: int
+    order: torch.Tensor | None
 
 
 @dataclass(eq=False)
@@ -51,13 +55,14 @@ class WidthNorms:
         )
         totals = (yield all_reduce(squares, self.axis)).unsqueeze(-1)
         units, scales, heads = [], [], []
+        order = context.microbatch.order
         for wide_x, total, norm, given in zip(exact, totals, self.norms, inputs):
             scale = torch.rsqrt(total / norm.spec.whole[0] + norm.spec.eps)
             unit = (wide_x * scale).to(given.dtype)
             units.append(unit)
             scales.append(scale)
-            heads.append(self._turned(self._heads(unit * norm.data), context.start, 1))
-        saved = SavedNorms(tuple(units), tuple(scales), context.start)
+            heads.append(self._turned(self._heads(unit * norm.data), context.start, 1, order))
+        saved = SavedNorms(tuple(units), tuple(scales), context.start, order)
         return (*heads, self._heads(v_BTF)), context.keeping.put(saved) if torch.is_grad_enabled() else None
 
     def backward(
@@ -68,9 +73,9 @@ class WidthNorms:
     ) -> Walk:
         from mpitrain.model.offload import restored
 
-        units, scales, start = restored(saved)
+        units, scales, start, order = restored(saved)
         *grads, of_v = grad_of_output
-        flat = [self._turned(grad, start, -1).transpose(1, 2).flatten(-2) for grad in grads]
+        flat = [self._turned(grad, start, -1, order).transpose(1, 2).flatten(-2) for grad in grads]
         products = [grad * unit for grad, unit in zip(flat, units)]
         kind = scales[0].dtype
         along = torch.stack(
@@ -88,5 +93,5 @@ class WidthNorms:
     def _heads(self, x_BTF: torch.Tensor) -> torch.Tensor:
         return x_BTF.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
-    def _turned(self, x_BHTC: torch.Tensor, start: int, sense: int) -> torch.Tensor:
-        return x_BHTC if self.rotary is None else self.rotary.turned(x_BHTC, start, sense)
+    def _turned(self, x_BHTC: torch.Tensor, *at: int | torch.Tensor | None) -> torch.Tensor:
+        return x_BHTC if self.rotary is None else self.rotary.turned(x_BHTC, *at)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
@@ -26,6 +27,8 @@ class Microbatch:
 
     documents: the number of each position's document in the whole sequence, [B, T], if attention
     stays within documents.
+    order: the position of each in its row, [B, T], if chunks have shares of documents
+    (plan/division/sequence.py).
     further: targets of each further token that is predicted (model/multi_token.py), [B, T] each.
     scoring: the head returns the loss and the likeliest token of each position, [2, B, T], in place
     of the summed loss.
@@ -34,6 +37,7 @@ class Microbatch:
     tokens: torch.Tensor | None = None
     targets: torch.Tensor | None = None
     documents: torch.Tensor | None = None
+    order: torch.Tensor | None = None
     further: tuple[torch.Tensor, ...] = ()
     scoring: bool = False
 
@@ -51,6 +55,7 @@ class MicrobatchCutter:
         self._num_microbatches = plan.num_microbatches
         self._segments = plan.table.segments
         self.positions = torch.from_numpy(plan.positions(cp_rank))
+        self._placement = plan.placement if plan.orders_rows else None
         self.first = first
         self.last = last
 
@@ -76,10 +81,16 @@ class MicrobatchCutter:
         documents, targets = (None, tokens[:, 1:]) if ends is None else separate(tokens, ends)
         targets = targets if scored is None else targets.masked_fill(~scored, IGNORED)
         further = further_targets(targets, self._mtp if self.last else 0)
+        order = None if documents is None else self._order(documents)
+        if order is not None:
+            tokens, targets, documents, *further = (
+                x.gather(1, order) for x in (tokens, targets, documents, *further)
+            )
         fields = (
             self._segments_of(tokens) if self.first else repeat(None),
             self._segments_of(targets) if self.last else repeat(None),
-            repeat(None) if documents is None else self._documents_of_segments(documents),
+            repeat(None) if documents is None else self._of_whole_sequences(documents),
+            repeat(None) if order is None else self._of_whole_sequences(order),
             zip(*map(self._segments_of, further)) if further else repeat(()),
         )
         cut = [Microbatch(*segment) for segment in zip(*fields)]
@@ -90,9 +101,16 @@ class MicrobatchCutter:
         length = len(self.positions) // self._segments
         return [segment for part in here.split(self._micro) for segment in part.split(length, dim=1)]
 
-    def _documents_of_segments(self, documents: torch.Tensor) -> list[torch.Tensor]:
-        # of whole sequences: queries here meet keys of all positions
-        return [part for part in documents.split(self._micro) for _ in range(self._segments)]
+    def _order(self, documents: torch.Tensor) -> torch.Tensor | None:
+        """Return the order of rows whose chunks have shares of documents, [batch, sequence]."""
+        if self._placement is None:
+            return None
+        rows = [self._placement.order(row) for row in documents.cpu().numpy()]
+        return torch.from_numpy(np.stack(rows)).to(documents.device)
+
+    def _of_whole_sequences(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        # queries here meet keys of all positions
+        return [part for part in rows.split(self._micro) for _ in range(self._segments)]
 
 
 class Keeping(Protocol):

@@ -115,6 +115,12 @@ class Plan:
         return placement_of(parallel.context, self.config.data.sequence, parallel.cp, heads, kv_heads)
 
     @property
+    def orders_rows(self) -> bool:
+        """Whether rows are in the order that division/sequence.py gives them."""
+        placement = self.placement
+        return self.config.data.separates and placement is not None and placement.divides_documents
+
+    @property
     def num_microbatches(self) -> int:
         """Of a step, on each data-parallel rank; the last ones of some ranks can be empty."""
         return num_microbatches(self.config)

@@ -77,11 +77,14 @@ class Routes:
     recorded: list[tuple[str, range, np.ndarray, np.ndarray]] | None = None
 
     def chosen(self, name: str, positions: np.ndarray) -> np.ndarray | None:
-        """Return the experts of the positions of a block, [rows, T, K], if they are replayed."""
+        """Return the experts of the positions of a block, [rows, T, K], if they are replayed.
+
+        positions: [T], or [rows, T].
+        """
         if self.replayed is None:
             return None
         of_step = self.replayed.experts[name][self.replayed.place(self.step)]
-        experts: np.ndarray = of_step[self.rows.start : self.rows.stop, positions]
+        experts: np.ndarray = of_step[np.arange(self.rows.start, self.rows.stop)[:, None], positions]
         return experts
 
     def record(self, name: str, positions: np.ndarray, experts: np.ndarray) -> None:
@@ -99,5 +102,5 @@ def joined(
     for place, step in enumerate(sorted(recorded)):
         for name, rows, positions, experts_of_rows in recorded[step]:
             of_rows = experts.setdefault(name, np.zeros(shape, np.uint16))[place][rows.start : rows.stop]
-            of_rows[:, positions] = experts_of_rows
+            of_rows[np.arange(len(of_rows))[:, None], positions] = experts_of_rows
     return RoutingTrace(experts, min(recorded))

@@ -21,7 +21,7 @@ from mpitrain.data.tokens import describe, open_ends, open_tokens
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.inputs import kind_of, shown
 from mpitrain.plan.division.batch_division import sequences_of
-from mpitrain.plan.division.sequence import placement_of
+from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 from mpitrain.training.corpora import PreparedCorpus
 
 
@@ -44,19 +44,20 @@ class SequenceRead(NamedTuple):
     """A sequence of a step, with its place in the order of the data.
 
     reads, num_bytes: how many pieces of tokens.bin it is made of, and their bytes.
+    positions: those that the rank computes, as it holds them (context parallelism); None: all.
     """
 
     place: int
     parts: list[DocumentPart]
     reads: int
     num_bytes: int
+    positions: np.ndarray | None
 
 
 class StepDocuments:
     """The sequences that a step has read, of all ranks or of one.
 
     slots: of all ranks, in the order.
-    positions: of a sequence, those that the rank computes (context parallelism); None: all.
     """
 
     def __init__(self, run_dir: str, step: int, rank: int | None = None):
@@ -66,15 +67,17 @@ class StepDocuments:
         self.tokenizer = tokenizer_of_run(self.rundir, self.config.data, None)
         batch = BatchSizes(self.config.batch).at(step)
         first = self._first_place(step, batch)
-        self.positions: np.ndarray | None = None
-        length = BatchSizes(self.config.batch).length_at(step) or self.config.data.sequence
+        self._cp_rank = 0
+        self._placement: SequencePlacement | None = None
         self.slots = range(first, first + batch)
         self._rows = slice(0, batch)  # of the batch
         if rank is not None:
             at = _coordinates(self.config, rank)
             mine = sequences_of(self.config, at["dp"], batch)
             self._rows = slice(mine.start, mine.stop)
-            self.positions = _positions(self.config, at["cp"], length)
+            self._cp_rank = at["cp"]
+            length = BatchSizes(self.config.batch).length_at(step) or self.config.data.sequence
+            self._placement = _placement(self.config, length)
         self._ends = np.asarray(open_ends(self.rundir.data))
         self._tokens = open_tokens(self.rundir.data)
         self._sources = _Sources(self.config, self.rundir.data)
@@ -94,7 +97,21 @@ class StepDocuments:
             place = int(places_after_skips([slot], self.config.data.skip)[0])
             num_bytes = sum(end - begin for begin, end in pieces) * self._tokens.dtype.itemsize
             parts = [part for piece in pieces for part in self._parts(*piece)]
-            yield SequenceRead(place, parts, len(pieces), num_bytes)
+            positions = self._positions(train.rows([slot]).ends)
+            yield SequenceRead(place, parts, len(pieces), num_bytes, positions)
+
+    def _positions(self, ends: np.ndarray | None) -> np.ndarray | None:
+        """Return the positions of a sequence that the rank computes. ends: if documents are separate."""
+        placement = self._placement
+        if placement is None:
+            return None
+        held = placement.positions(self._cp_rank)
+        begins = range(0, self.config.data.sequence, placement.sequence)
+        if ends is None or not placement.divides_documents:
+            return np.concatenate([begin + held for begin in begins])
+        of_rows = (ends[0, begin : begin + placement.sequence].astype(np.int64) for begin in begins)
+        orders = (placement.order(row.cumsum() - row) for row in of_rows)
+        return np.concatenate([begin + order[held] for begin, order in zip(begins, orders, strict=True)])
 
     def _first_place(self, step: int, batch: int) -> int:
         """Return the place in the order at which a step begins. Raises ConfigError for one not done."""
@@ -151,8 +168,8 @@ def _coordinates(config: Config, rank: int) -> dict[str, int]:
     return grid.coordinates(rank)
 
 
-def _positions(config: Config, cp_rank: int, length: int) -> np.ndarray | None:
-    """Return the positions of a sequence that a rank of the context-parallel axis has.
+def _placement(config: Config, length: int) -> SequencePlacement | None:
+    """Return where the positions of rows are, if they are spread over ranks.
 
     length: of the rows that sequences are cut into.
     """
@@ -161,9 +178,7 @@ def _positions(config: Config, cp_rank: int, length: int) -> np.ndarray | None:
         return None
     heads = (model.heads or 1) // parallel.tp
     kv_heads = max(1, (model.kv_heads or model.heads or 1) // parallel.tp)
-    placement = placement_of(parallel.context, length, parallel.cp, heads, kv_heads)
-    begins = np.arange(0, config.data.sequence, length)
-    return (begins[:, None] + placement.positions(cp_rank)).reshape(-1)
+    return placement_of(parallel.context, length, parallel.cp, heads, kv_heads)
 
 
 def order_of_run(rundir: RunDir, config: Config) -> str:

@@ -119,6 +119,7 @@ HELD = {
         ),
         "parallel.cp=2",
         "parallel.cp=2 parallel.context=gather",
+        "parallel.cp=2 data.documents=separate data.sequence=2048 model.width=16 model.ffn=16",
         "parallel.cp=2 parallel.context=ulysses",
         "parallel.dp=2 parallel.zero=3",
         "parallel.dp=2 parallel.zero=3 memory.recompute=full",

@@ -7,7 +7,7 @@ import pytest
 from conftest import EVERY, agree, but_for
 from test_model_new_layer import initial
 from test_train_decoders import VOCAB, meaning, plan_with
-from training import once, part
+from training import alone, once, part, resolved, train
 
 pytestmark = pytest.mark.mpi
 LAYOUTS = {
@@ -79,8 +79,11 @@ def test_packed_rows_train_like_documents_one_by_one(world, monkeypatch, family,
     import torch
 
     from mpitrain.kernels import document_spans
+    from mpitrain.plan.division import sequence
 
-    monkeypatch.setattr(document_spans, "LEAST", 5)  # rows are short: some documents alone, others together
+    # rows are short: some documents alone and divided over ranks, others together
+    monkeypatch.setattr(document_spans, "LEAST", 5)
+    monkeypatch.setattr(sequence, "LEAST_SHARE", 2)
 
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.communicators import build_mesh
@@ -108,3 +111,33 @@ def test_packed_rows_train_like_documents_one_by_one(world, monkeypatch, family,
         wrong += [f"gradient of {piece.spec.name}: {error:.1e}"] * (not error < 1e-10)
     mesh.free()
     agree(world, not wrong, f"{mesh}: {wrong[:3]}")
+
+
+@pytest.mark.parametrize("kind", ["zigzag", "gather"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "model.family=gpt2 model.kv_heads=2 model.attention_dropout=0.3 model.residual_dropout=0.1",
+        "model.family=gpt-oss attention.window=3 experts.count=4 experts.active=2",
+        "model.family=deepseek-v3 model.kv_heads=2 model.mtp=1",
+    ],
+)
+def test_documents_that_ranks_share_train_as_on_one_rank(world, monkeypatch, settings, kind):
+    """Windows, dropout and positions are those of the row, whatever order ranks have it in."""
+    from mpitrain.kernels import document_spans
+    from mpitrain.plan.division import sequence
+
+    monkeypatch.setattr(document_spans, "LEAST", 5)
+    monkeypatch.setattr(sequence, "LEAST_SHARE", 1)
+    if world.size != 2:
+        pytest.skip("2 ranks tell")
+    keys = (*settings.split(), "precision.compute=fp64", "data.documents=separate", "data.sequence=16")
+    expected, weights = alone(world, *keys)
+    lines, found = train(world, resolved(world, *keys, "parallel.cp=2", f"parallel.context={kind}"))
+    wrong = [f"{line}, not {other}" for line, other in zip(lines, expected) if not close(line, other)]
+    wrong += [name for name, weight in weights.items() if not close(found[name], weight)]
+    agree(world, not wrong, f"{wrong[:3]}")
+
+
+def close(one, other):
+    return np.allclose(one, other, rtol=1e-10, atol=1e-10)

@@ -54,7 +54,7 @@ def test_the_documents_of_a_step_are_those_of_its_batch(tmp_path, layout):
         begin = (int(ends[number - 1]) if number else 0) + part["offset"]
         assert tokens[begin : begin + len(part["tokens"])].tolist() == part["tokens"]
         assert begin + len(part["tokens"]) <= ends[number]
-    assert (found["positions"] is None) == (layout != "cp")
+    assert all((one["positions"] is None) == (layout != "cp") for one in found["sequences"])
 
 
 def test_lines_name_the_place_and_refuse_steps_that_are_not_done(tmp_path):
@@ -88,7 +88,8 @@ def test_packed_documents_that_are_shown_are_those_of_the_batches(tmp_path, axis
         ("data", "show", str(run_dir), "--step", str(step), "--rank", str(rank), "--json")
         for step, rank in chosen
     ]
-    for (step, rank), done in zip(chosen, run_commands(1, *commands, timeout=300), strict=True):
+    found = run_commands(1, *commands, program=program, env={"BATCHES": str(tmp_path)}, timeout=300)
+    for (step, rank), done in zip(chosen, found, strict=True):
         assert done.returncode == 0, tail(done.output)
         found = json.loads(done.output)
         batch = np.load(batches / f"{step}-{rank}.npz")
@@ -115,7 +116,7 @@ def rows_of(found):
         length = PACKED["data_sequence"]
         row += [0] * (length - len(row))
         nexts += [-1] * (length - len(nexts))
-        positions = range(length) if found["positions"] is None else found["positions"]
+        positions = range(length) if sequence["positions"] is None else sequence["positions"]
         inputs.append([row[position] for position in positions])
         targets.append([nexts[position] for position in positions])
     return inputs, targets

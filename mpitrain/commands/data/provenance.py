@@ -24,14 +24,12 @@ def _lines(read: StepDocuments, step: int, rank: int | None) -> Iterator[str]:
     part = "" if rank is None else f"{read.num_sequences:,} of the "
     where = f"{part}sequences {first:,} to {last:,} of the order"
     yield f"step {step} of {shown(read.rundir.path)}{who}: {where}"
-    if read.positions is not None:
-        positions = read.positions
-        yield f"this rank computes {len(positions):,} positions of each: {_ranges(positions.tolist())}"
     reads = num_bytes = 0
     for sequence in read.sequences():
         reads += sequence.reads
         num_bytes += sequence.num_bytes
-        yield f"sequence {sequence.place:,}"
+        here = "" if sequence.positions is None else f", positions {_ranges(sequence.positions.tolist())}"
+        yield f"sequence {sequence.place:,}{here}"
         yield from (f"  {_line(part)}" for part in sequence.parts)
     yield f"read from tokens.bin: {num_bytes:,} bytes in {reads:,} pieces"
 
@@ -55,9 +53,12 @@ def _ranges(numbers: list[int]) -> str:
 def _object(read: StepDocuments, step: int, rank: int | None) -> dict[str, Any]:
     found = [*read.sequences()]
     sequences = [
-        {"sequence": sequence.place, "parts": [part._asdict() for part in sequence.parts]}
+        {
+            "sequence": sequence.place,
+            "positions": None if sequence.positions is None else sequence.positions.tolist(),
+            "parts": [part._asdict() for part in sequence.parts],
+        }
         for sequence in found
     ]
     of_disk = {"reads": sum(one.reads for one in found), "bytes": sum(one.num_bytes for one in found)}
-    positions = None if read.positions is None else read.positions.tolist()
-    return {"step": step, "rank": rank, "positions": positions, **of_disk, "sequences": sequences}
+    return {"step": step, "rank": rank, **of_disk, "sequences": sequences}

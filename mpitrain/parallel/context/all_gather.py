@@ -43,30 +43,30 @@ class Gather:
         own = torch.stack((k_BKtC, v_BKtC)).detach()
         gathered = own.new_empty(axis.size, *own.shape)
         pending = all_gather(own, axis, gathered)
-        whole = TokenPositions.whole(request.documents, request.window, placement, own.device)
+        whole = TokenPositions.whole(request.documents, request.order, request, placement, own.device)
         here = whole.at(placement, axis.rank)
         work = TileAttention(q_BHtC.detach(), here, request, axis.progress.poll)
-        work.attend(placement.tiles(axis.rank, axis.rank), own, here)
+        work.attend(placement.tiles(axis.rank, axis.rank, whole.by_documents), own, here)
         yield pending
         kv = own.new_empty(*own.shape[:-2], placement.sequence, own.shape[-1])
         for rank, held, positions in placement.pieces():
             kv[..., positions, :] = gathered[rank][..., held, :]
-        work.attend(placement.tiles_of_others(axis.rank), kv, whole)
+        work.attend(placement.tiles_of_others(axis.rank, whole.by_documents), kv, whole)
         out, lse = work.result()
-        return out, SavedAttention(work.q, kv, out, lse, request.documents)
+        return out, SavedAttention(work.q, kv, out, lse, request.documents, request.order)
 
     def backward(self, saved: SavedAttention, grad_of_out: torch.Tensor, request: AttentionRequest):
         """Yield the reduce-scatter; return the gradients of q, k and v, and of sinks."""
         axis = self.axis
         placement = self.placement
         kv = saved.kv
-        whole = TokenPositions.whole(saved.documents, request.window, placement, kv.device)
+        whole = TokenPositions.whole(saved.documents, saved.order, request, placement, kv.device)
         here = whole.at(placement, axis.rank)
         work = TileAttentionBackward(
             saved.q, saved.out, saved.lse, grad_of_out, here, request, axis.progress.poll
         )
         grads = torch.zeros_like(kv, dtype=wide(kv.dtype))
-        work.attend(placement.tiles_of_others(axis.rank), kv, grads, whole)
+        work.attend(placement.tiles_of_others(axis.rank, whole.by_documents), kv, grads, whole)
         shards = kv.new_empty(axis.size, *kv.shape[:-2], placement.length, kv.shape[-1])
         for rank, held, positions in placement.pieces():
             shards[rank][..., held, :] = grads[..., positions, :]

@@ -19,9 +19,10 @@ need it, and are resumed with its result. On an axis of size 1 they send nothing
                                                                           [B, K, t, C], t = T/c
     grads = yield from attention.backward(saved, grad_of_out, request)    of q, k and v
 
-`request.documents` [B, T] or [T]: a number for each position of the *whole* sequence, in order,
-alike on all ranks: every rank can read it with the tokens, so it needs no message. RoPE is the caller's, at
-placement.positions(rank), before the attention. Windows and sinks stand in
+`request.documents` [B, T] or [T]: a number for each position of the *whole* sequence, ascending in each
+chunk, alike on all ranks: every rank can read it with the tokens, so it needs no message. With zigzag and
+gather rows can be in the order of placement.order(): then `request.order` is that. RoPE is the caller's,
+before the attention. Windows and sinks stand in
 kernels/attention_window.py, soft caps in kernels/attention_products.py.
 """
 
@@ -123,7 +124,8 @@ class ContextAttention:
             assert documents.shape[-1] == self.placement.sequence, (
                 f"documents of the whole sequence, found {tuple(documents.shape)}"
             )
-            request = request.given(sinks=request.sinks, documents=documents.expand(len(q), -1))
+            documents = documents.expand(len(q), -1)
+            request = request.given(sinks=request.sinks, documents=documents, order=request.order)
         return (yield from self._kind.forward(q, k, v, request))
 
     def backward(self, saved: Any, grad_of_out: torch.Tensor, request: AttentionRequest = PLAIN) -> Walk:

@@ -10,7 +10,6 @@ head. Keys and values are one tensor kv [2, B, K, S, C], so that they travel as 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_tiles import attend, attend_backward
 from mpitrain.kernels.attention_window import grad_of_sinks, with_sinks
-from mpitrain.kernels.document_spans import shared_document, spans_of
+from mpitrain.kernels.document_spans import spans_between, spans_of
 from mpitrain.kernels.precision import wide
 from mpitrain.plan.division.sequence import SequencePlacement, Tile
 
@@ -37,13 +36,14 @@ class SavedAttention(NamedTuple):
     out: torch.Tensor
     lse: torch.Tensor
     documents: torch.Tensor | None
+    order: torch.Tensor | None
 
 
 class TokenPositions(NamedTuple):
     """Where some queries or keys are in their sequences. None where that decides nothing.
 
     documents: the document of each, [B, n].
-    positions: the position of each, [n].
+    positions: the position of each in its row, [n], or [B, n].
     numbers: the positions again, on the host, for dropout.
     """
 
@@ -55,27 +55,44 @@ class TokenPositions(NamedTuple):
     def whole(
         cls,
         documents_BT: torch.Tensor | None,
-        window: int,
+        order_BT: torch.Tensor | None,
+        request: AttentionRequest,
         placement: SequencePlacement,
         device: torch.device,
     ) -> "TokenPositions":
         """Return the positions of the whole sequence.
 
-        window: as in kernels/attention_window.py; without one, positions don't matter.
+        request: without a window and dropout, positions don't matter.
         """
-        positions = torch.arange(placement.sequence, device=device) if window else None
-        return cls(documents_BT, positions, np.arange(placement.sequence))
+        positions = None
+        numbers = np.arange(placement.sequence)
+        if request.window:
+            positions = torch.arange(placement.sequence, device=device) if order_BT is None else order_BT
+        if order_BT is not None and request.dropout is not None:
+            numbers = order_BT.cpu().numpy()
+        return cls(documents_BT, positions, numbers)
 
     def at(self, placement: SequencePlacement, rank: int) -> "TokenPositions":
         """Return the positions that `rank` holds, cut from those of the whole sequence."""
         spans = [slice(*span) for span in placement.spans(rank)]
         cut = (x if x is None else torch.cat([x[..., span] for span in spans], -1) for x in self[:2])
-        return TokenPositions(*cut, placement.positions(rank))
+        return TokenPositions(*cut, self.numbers[..., placement.positions(rank)])
 
     def of(self, sequence: int, several: bool) -> "TokenPositions":
         """Return those of one sequence. several: documents are in question."""
         documents = self.documents[sequence : sequence + 1] if several else None
-        return self._replace(documents=documents)
+        of_row = (x if x is None or x.ndim == 1 else x[sequence] for x in self[1:])
+        return TokenPositions(documents, *of_row)
+
+    @property
+    def by_documents(self) -> bool:
+        """Whether documents divide tiles."""
+        return self.documents is not None and self.documents.is_cpu
+
+    @property
+    def differ(self) -> bool:
+        """Whether sequences have positions of their own."""
+        return any(x is not None and x.ndim > 1 for x in self[1:])
 
 
 class TilePiece(NamedTuple):
@@ -108,7 +125,8 @@ def tile_mask(
     if queries.documents is not None:
         masks.append(queries.documents[:, tile.queries, None] == keys.documents[:, None, tile.keys])
     if window:
-        masks.append((queries.positions[tile.queries, None] - keys.positions[None, tile.keys] < window)[None])
+        apart = queries.positions[tile.queries, None] - keys.positions[None, tile.keys]
+        masks.append((apart < window)[None])
     if all(mask.all() for mask in masks):
         return True, None
     seen = masks[0] if len(masks) == 1 else masks[0] & masks[1]
@@ -119,25 +137,30 @@ def tile_pieces(
     queries: TokenPositions, keys: TokenPositions, tile: Tile, request: AttentionRequest
 ) -> Iterator[TilePiece]:
     """Yield the pieces of a tile in which something is visible."""
-    documents = queries.documents
-    asked = request.between(queries.numbers[tile.queries], keys.numbers[tile.keys])
-    if documents is None or not documents.is_cpu:
-        anything, visible = tile_mask(queries, keys, tile, request.window)
-        if anything:
-            yield TilePiece(slice(None), tile, visible, asked)
+    if queries.by_documents:
+        here = queries.documents[:, tile.queries]
+        spans = spans_of(here) if tile.causal else spans_between(here, keys.documents[:, tile.keys])
+        parts = [
+            (span.sequence, tile.part(span.queries, span.keys), span.documents is not None) for span in spans
+        ]
+    elif queries.differ:
+        parts = [(sequence, tile, True) for sequence in range(len(queries.documents))]
+    else:
+        yield from _visible(queries, keys, slice(None), tile, request)
         return
-    here = documents[:, tile.queries]
-    for span in spans_of(here) if tile.causal else shared_document(here, keys.documents[:, tile.keys]):
-        of_span = replace(tile, queries=_moved(span.queries, tile.queries), keys=_moved(span.keys, tile.keys))
-        among = (x.of(span.sequence, span.documents is not None) for x in (queries, keys))
-        anything, visible = tile_mask(*among, of_span, request.window)
-        if anything:
-            own = asked.of_sequence(span.sequence).block(span.queries, span.keys)
-            yield TilePiece(slice(span.sequence, span.sequence + 1), of_span, visible, own)
+    for sequence, part, several in parts:
+        among = (x.of(sequence, several) for x in (queries, keys))
+        yield from _visible(*among, slice(sequence, sequence + 1), part, request.of_sequence(sequence))
 
 
-def _moved(part: slice, whole: slice) -> slice:
-    return slice(whole.start + part.start, whole.start + part.stop)
+def _visible(
+    queries: TokenPositions, keys: TokenPositions, sequences: slice, tile: Tile, request: AttentionRequest
+) -> Iterator[TilePiece]:
+    """Yield a piece, unless nothing of it is visible."""
+    anything, mask = tile_mask(queries, keys, tile, request.window)
+    if anything:
+        asked = request.between(queries.numbers[tile.queries], keys.numbers[tile.keys])
+        yield TilePiece(sequences, tile, mask, asked)
 
 
 class TileAttention:

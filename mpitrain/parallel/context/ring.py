@@ -46,24 +46,25 @@ class Ring:
         axis = self.axis
         placement = self.placement
         own = held = torch.stack((k_BKtC, v_BKtC)).detach()
-        whole = TokenPositions.whole(request.documents, request.window, placement, own.device)
+        whole = TokenPositions.whole(request.documents, request.order, request, placement, own.device)
         here = whole.at(placement, axis.rank)
         work = TileAttention(q_BHtC.detach(), here, request, axis.progress.poll)
         for turn in range(axis.size):
             coming = shift(held, axis) if turn + 1 < axis.size else None
             source = (axis.rank - turn) % axis.size
-            work.attend(placement.tiles(axis.rank, source), held, whole.at(placement, source))
+            tiles = placement.tiles(axis.rank, source, whole.by_documents)
+            work.attend(tiles, held, whole.at(placement, source))
             if coming is not None:
                 held = (yield coming).view_as(own)
         out, lse = work.result()
-        return out, SavedAttention(work.q, own, out, lse, request.documents)
+        return out, SavedAttention(work.q, own, out, lse, request.documents, request.order)
 
     def backward(self, saved: SavedAttention, grad_of_out: torch.Tensor, request: AttentionRequest):
         """Yield each shift when it is needed; return the gradients of q, k and v, and of sinks."""
         axis = self.axis
         placement = self.placement
         held = saved.kv
-        whole = TokenPositions.whole(saved.documents, request.window, placement, held.device)
+        whole = TokenPositions.whole(saved.documents, saved.order, request, placement, held.device)
         here = whole.at(placement, axis.rank)
         work = TileAttentionBackward(
             saved.q, saved.out, saved.lse, grad_of_out, here, request, axis.progress.poll
@@ -79,7 +80,8 @@ class Ring:
             coming = shift(held, axis) if turn + 1 < axis.size else None
             source = (axis.rank - turn) % axis.size
             grads = torch.zeros_like(own)
-            work.attend(placement.tiles(axis.rank, source), held, grads, whole.at(placement, source))
+            tiles = placement.tiles(axis.rank, source, whole.by_documents)
+            work.attend(tiles, held, grads, whole.at(placement, source))
             if travelling is not None:
                 grads += (yield travelling).view_as(own)
             travelling = shift(grads, axis)

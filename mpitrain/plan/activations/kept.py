@@ -9,6 +9,7 @@ from collections.abc import Collection
 from functools import cached_property
 
 from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of
+from mpitrain.plan.division.sequence import OF_KIND, SequencePlacement
 from mpitrain.plan.division.stages import StagePlan
 
 
@@ -142,7 +143,8 @@ class Activations:
         ]
 
     def _documents(self, segment: int) -> int:
-        """Numbers of documents of whole sequences: attention over cp keeps them, and makes its masks again.
+        """Numbers of documents of whole sequences, and their order: attention over cp keeps them, and
+        makes its masks again.
 
         Learned positions keep them, too. Where activations are offloaded they stay here. Once for
         all segments: the first is the last to go.
@@ -155,7 +157,10 @@ class Activations:
         of_all = self.offloaded or learned
         if not data.separates or not (of_tiles or of_all) or (of_all and segment):
             return 0
-        return self.config.batch.micro * data.sequence * 8
+        parallel = self.config.parallel
+        placement = SequencePlacement(OF_KIND[parallel.context], data.sequence, parallel.cp)
+        with_order = parallel.cp > 1 and placement.divides_documents
+        return self.config.batch.micro * data.sequence * 8 * (2 if with_order else 1)
 
     def _mask(self, segment: int) -> int:
         """Numbers that are added to the scores, unless these are causal alone.

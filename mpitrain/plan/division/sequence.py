@@ -7,17 +7,26 @@ last rank has nearly twice the mean work; with two chunks per rank, one early an
     plain    4 ranks   0 0 1 1 2 2 3 3      rank r holds [r t, (r+1) t)
     zigzag   4 ranks   0 1 2 3 3 2 1 0      rank r holds chunks r and 2c-1-r of 2c
 
+Where attention stays within documents, that evens out nothing between them. Zigzag rows are then in an
+order in which each chunk has a share of each long document: a and b of 8 and 4 positions, 2 ranks
+
+    a0 a1 b0 | a2 a3 b1 | a4 a5 b2 | a6 a7 b3      rank 0 holds the first and the last chunk
+
+A document's positions stay in ascending order: causality in such a row is that of the document.
+
 Source of zigzag: Llama 3 (arXiv:2407.21783, section 3.3.2); the imbalance: striped attention
 (arXiv:2311.09431). Integers only here.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mpitrain.errors import ConfigError
 
 PLACEMENTS = ("plain", "zigzag")
+LEAST_SHARE = 512  # positions of a document in a chunk: with fewer, small products cost more than it gains
 # by parallel.context
 OF_KIND = {"ring": "plain", "zigzag": "zigzag", "gather": "zigzag", "ulysses": "plain"}
 
@@ -33,12 +42,20 @@ class Tile:
     keys: slice
     causal: bool = False
 
+    def part(self, queries: slice, keys: slice) -> "Tile":
+        """Return some of its queries against some of its keys, counted from its first ones."""
+        return replace(self, queries=_moved(queries, self.queries), keys=_moved(keys, self.keys))
+
     @property
     def num_pairs(self) -> int:
         """How many (query, key) pairs see each other: what the tile costs."""
         num_queries: int = self.queries.stop - self.queries.start
         num_keys: int = self.keys.stop - self.keys.start
         return num_queries * (num_queries + 1) // 2 if self.causal else num_queries * num_keys
+
+
+def _moved(part: slice, whole: slice) -> slice:
+    return slice(whole.start + part.start, whole.start + part.stop)
 
 
 class SequencePlacement:
@@ -50,7 +67,7 @@ class SequencePlacement:
         self.name = name
         self.sequence = sequence
         self.size = size
-        num_chunks = 2 * size if name == "zigzag" else size
+        num_chunks = self.num_chunks = 2 * size if name == "zigzag" else size
         if sequence % num_chunks or sequence < num_chunks:
             nearest = max(1, round(sequence / num_chunks)) * num_chunks
             raise ConfigError(
@@ -73,6 +90,32 @@ class SequencePlacement:
         """
         return np.concatenate([np.arange(begin, end) for begin, end in self.spans(rank)])
 
+    @property
+    def divides_documents(self) -> bool:
+        """Whether a document can be so long that chunks have shares of it."""
+        return self.name == "zigzag" and self.sequence >= LEAST_SHARE * self.num_chunks
+
+    def order(self, documents_T: np.ndarray) -> np.ndarray:
+        """Return the positions of a row in the order in which chunks have shares of its documents, [T].
+
+        documents_T: the document of each position. Those that are too short aren't divided: they fill
+        the chunks up, side by side.
+        """
+        begins = np.flatnonzero(np.diff(documents_T, prepend=-1))
+        lengths = np.diff(begins, append=self.sequence)
+        chunk_T = np.full(self.sequence, -1)
+        rooms = np.full(self.num_chunks, self._chunk)
+        for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True):
+            if length < LEAST_SHARE * self.num_chunks:
+                continue
+            share, rest = divmod(length, self.num_chunks)
+            shares = np.full(self.num_chunks, share)
+            shares[np.argsort(-rooms, kind="stable")[:rest]] += 1
+            chunk_T[begin : begin + length] = np.repeat(np.arange(self.num_chunks), shares)
+            rooms -= shares
+        chunk_T[chunk_T < 0] = np.repeat(np.arange(self.num_chunks), rooms)
+        return np.argsort(chunk_T, kind="stable")
+
     def pieces(self) -> list[tuple[int, slice, slice]]:
         """Return (rank, slice of what it holds, slice of the sequence) of every chunk.
 
@@ -84,14 +127,19 @@ class SequencePlacement:
                 pieces.append((rank, slice(i * self._chunk, (i + 1) * self._chunk), slice(begin, end)))
         return pieces
 
-    def tiles(self, rank: int, source: int) -> list[Tile]:
+    def tiles(self, rank: int, source: int, in_chunks: bool = False) -> list[Tile]:
         """Return what the queries of `rank` see of the keys of `source`.
 
-        The first tile of the own keys has every query.
+        The first tiles of the own keys have every query.
+        in_chunks: each tile is of one chunk of queries and one of keys.
 
         zigzag: an earlier source's early chunk is before all queries; a later source lies between
         our chunks, before the late one.
         """
+        found = self._tiles(rank, source)
+        return self._in_chunks(found) if in_chunks else found
+
+    def _tiles(self, rank: int, source: int) -> list[Tile]:
         all_here = slice(0, self.length)
         half = self.length // 2
         if source == rank:
@@ -113,18 +161,34 @@ class SequencePlacement:
             return [], self.tiles(0, 0)
         return [Tile(late, early)], [Tile(early, early, causal=True), Tile(late, late, causal=True)]
 
-    def tiles_of_others(self, rank: int) -> list[Tile]:
+    def tiles_of_others(self, rank: int, in_chunks: bool = False) -> list[Tile]:
         """Return what the queries of `rank` see of other ranks' keys.
 
         The keys are slices of the whole sequence.
         """
-        tiles = []
+        tiles = list[Tile]()
         end_before = 0
         for i, (begin, end) in enumerate(self.spans(rank)):
             if begin > end_before:
                 tiles.append(Tile(slice(i * self._chunk, self.length), slice(end_before, begin)))
             end_before = end
-        return tiles
+        return self._in_chunks(tiles) if in_chunks else tiles
+
+    def _in_chunks(self, tiles: Sequence[Tile]) -> list[Tile]:
+        """Return the same tiles, each of one chunk of queries and one of keys, those of own keys first."""
+        found = list[Tile]()
+        for tile in tiles:
+            for queries in self._chunks_of(tile.queries):
+                found += [
+                    Tile(queries, keys, tile.causal and keys == queries)
+                    for keys in self._chunks_of(tile.keys)
+                    if not tile.causal or keys.start <= queries.start
+                ]
+        return sorted(found, key=lambda tile: not tile.causal)
+
+    def _chunks_of(self, positions: slice) -> list[slice]:
+        begins = range(positions.start, positions.stop, self._chunk)
+        return [slice(begin, begin + self._chunk) for begin in begins]
 
 
 def placement_of(

@@ -8,7 +8,7 @@ from mpitrain.kernels import document_spans
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_documents import attend_by_documents, attend_by_documents_backward
 from mpitrain.kernels.attention_window import attend_in_window, attend_in_window_backward
-from mpitrain.kernels.document_spans import shared_document, spans_of
+from mpitrain.kernels.document_spans import spans_between, spans_of
 from mpitrain.kernels.dropout import DropoutDraw, ProbabilityDropout
 
 LENGTHS = ((1, 1, 30, 2, 9, 7), (50,), tuple([1] * 50), (3, 3, 3, 41))
@@ -103,6 +103,19 @@ def test_what_a_layer_calls_equals_each_document_alone(dtype, again, length, mon
 
 def test_only_the_document_that_keys_before_end_with_is_shared():
     queries, keys = torch.tensor([[2, 2, 3], [5, 6, 6], [7, 7, 7]]), torch.tensor([[1, 2], [4, 4], [7, 7]])
-    first, second = shared_document(queries, keys)
+    first, second = spans_between(queries, keys)
     assert (first.sequence, first.queries, first.keys) == (0, slice(0, 2), slice(1, 2))
     assert (second.sequence, second.queries, second.keys) == (2, slice(0, 3), slice(0, 2))
+
+
+def test_documents_that_queries_and_keys_share_are_joined_while_they_are_short(monkeypatch):
+    queries, keys = torch.tensor([[0, 0, 1, 1, 4]]), torch.tensor([[0, 1, 1, 3]])
+    (span,) = spans_between(queries, keys)
+    assert (span.queries, span.keys, span.documents is None) == (slice(0, 4), slice(0, 3), False)
+    monkeypatch.setattr(document_spans, "LEAST", 2)
+    spans = spans_between(queries, keys)
+    assert [(span.queries, span.keys) for span in spans] == [
+        (slice(0, 2), slice(0, 1)),
+        (slice(2, 4), slice(1, 3)),
+    ]
+    assert all(span.documents is None for span in spans)

@@ -5,11 +5,13 @@ One process, no messages.
 
 import sys
 
+import numpy as np
 import pytest
 from launch import finished
 
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.traffic import Started, attention
+from mpitrain.plan.division import sequence
 from mpitrain.plan.division.sequence import SequencePlacement, placement_of
 
 CASES = [
@@ -256,3 +258,41 @@ def test_a_tile_on_a_cuda_device_equals_the_same_on_the_host(dtype, masked):
     grads = tiles.attend_backward(on_device[3], *on_device[:3], found, found_lse, not masked, there)
     for x, wanted in zip(grads, expected):
         torch.testing.assert_close(x.cpu().double(), wanted, rtol=budget, atol=budget)
+
+
+def documents_of(lengths):
+    """Return the document of each position, and the keys that each sees."""
+    documents = np.repeat(np.arange(len(lengths)), lengths)
+    return documents, np.concatenate([np.arange(1, length + 1) for length in lengths])
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_chunks_have_equal_shares_of_long_documents_and_ranks_equal_work(size, monkeypatch):
+    monkeypatch.setattr(sequence, "LEAST_SHARE", 4)
+    dice = np.random.default_rng(size)
+    length = 256 * size
+    placement = SequencePlacement("zigzag", length, size)
+    for _ in range(50):
+        cuts = np.sort(dice.choice(np.arange(1, length), dice.integers(1, 12), replace=False))
+        lengths = np.diff(cuts, prepend=0, append=length)
+        documents, sees = documents_of(lengths)
+        order = placement.order(documents)
+        assert sorted(order) == list(range(length))
+        chunk = np.arange(length) // (length // (2 * size))
+        for number, count in enumerate(lengths):
+            here = documents[order] == number
+            assert (np.diff(order[here]) > 0).all()  # causality of the row is that of the document
+            shares = np.bincount(chunk[here], minlength=2 * size)
+            assert count < 8 * size or np.ptp(shares) <= 1
+            # of a chunk the positions of a document are side by side
+            assert (np.diff(np.flatnonzero(here))[np.diff(chunk[here]) == 0] == 1).all()
+        work = [sees[order[placement.positions(rank)]].sum() for rank in range(size)]
+        assert max(work) < 1.1 * np.mean(work)
+
+
+def test_rows_without_a_long_document_stay_in_order():
+    placement = SequencePlacement("zigzag", 8 * sequence.LEAST_SHARE, 2)
+    documents, _ = documents_of([4 * sequence.LEAST_SHARE - 1, 1, 4 * sequence.LEAST_SHARE - 1, 1])
+    assert (placement.order(documents) == np.arange(8 * sequence.LEAST_SHARE)).all()
+    assert not SequencePlacement("zigzag", 4 * sequence.LEAST_SHARE - 4, 2).divides_documents
+    assert not SequencePlacement("plain", 8 * sequence.LEAST_SHARE, 2).divides_documents
