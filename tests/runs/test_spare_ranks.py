@@ -143,19 +143,15 @@ def test_more_deaths_than_spares_end_the_job(tmp_path, text, undisturbed):
 
 
 @ULFM
-def test_a_death_before_all_have_joined_is_one_more_start(tmp_path, text, undisturbed):
+def test_a_death_before_all_have_joined_ends_the_job(tmp_path, text):
     """Open MPI reports none before MPI_Init: the others wait for comm.timeout_s, or for START_S."""
-    whole = undisturbed(0)
-    run_dir = tmp_path / "run"
-    keys = dict(LAYOUTS[0][1], comm_timeout_s=short(8))
-    command = [MPITRAIN, "supervise", *with_spares(2, run_dir, text, **keys)]
+    command = with_spares(2, tmp_path / "run", text, **LAYOUTS[0][1], comm_timeout_s=short(8))
     with started(0, *command, forked=False) as job:
         job.wait_for(lambda: 1 in living(job), 60)
         kill(job, 1)
-        job.wait_for(lambda: "start 2" in job.text(), 30)
-        done = job.wait(120)
-    assert done.returncode == 0 and "for all ranks to call MPI_Init" in done.output, tail(done.output)
-    assert loss_lines(run_dir) == loss_lines(whole)
+        done = job.wait(60)
+    assert done.returncode not in (0, None), tail(done.output)
+    assert "for all ranks to call MPI_Init: waits for other ranks" in done.output, tail(done.output)
 
 
 @ULFM
