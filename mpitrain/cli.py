@@ -367,8 +367,11 @@ class StepOrBest(click.ParamType):
     name = "step"
 
     def convert(self, value, param, ctx):
-        named = isinstance(value, str) and (value == "best" or value.startswith("best:"))
-        return value if named else click.IntRange(0).convert(value, param, ctx)
+        if isinstance(value, str) and re.fullmatch("best(:.+)?", value):
+            return value
+        if isinstance(value, str) and not value.isdecimal():
+            self.fail(f"'{shown(value)}'; needed a step's number, best, or best:METRIC", param, ctx)
+        return click.IntRange(0).convert(value, param, ctx)
 
 
 STEP_OR_BEST = click.option(
@@ -595,12 +598,17 @@ def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str
 @click.argument("path", metavar="RUN", type=NAME)
 @STEP_OR_BEST
 @click.option(
-    "--data", multiple=True, metavar="FILE", help="Text, .jsonl or .parquet: loss, perplexity, bits per byte."
+    "--data",
+    multiple=True,
+    metavar="FILE",
+    type=NAME,
+    help="Text, .jsonl or .parquet: loss, perplexity, bits per byte.",
 )
 @click.option(
     "--tasks",
     multiple=True,
     metavar="FILE",
+    type=NAME,
     help="JSON lines of multiple choice, cloze or generation: accuracies.",
 )
 @click.option(
@@ -616,9 +624,10 @@ def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str
     "--tokenizer",
     "tokenizer_file",
     metavar="FILE",
+    type=NAME,
     help="Tokenizer of the run, if its file lies outside RUN.",
 )
-@click.option("--out", metavar="FILE", help="Also write the result with all answers as JSON.")
+@click.option("--out", metavar="FILE", type=NAME, help="Also write the result with all answers as JSON.")
 @OVERRIDE
 @guarded_command
 def evaluate(guard: "Guard", path: str, out: str | None, overrides: tuple[str, ...], **asked) -> int:
@@ -999,7 +1008,14 @@ def repair_checkpoints(**asked) -> int:
     "--best",
     default=0,
     type=click.IntRange(0),
-    help="Also keep this many steps with the lowest validation loss.",
+    help="Also keep this many best steps, by default those with the lowest validation loss.",
+)
+@click.option(
+    "--best-by",
+    default="val_loss",
+    metavar="METRIC",
+    type=NAME,
+    help="What --best goes by, as in --step best:METRIC.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 @first_rank_command("removing steps")

@@ -204,6 +204,18 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
     return descriptor
 
 
+def append_lines(path: Path, lines: bytes) -> None:
+    """Append whole lines to a regular file of a run directory; after a torn line begin a new one.
+
+    Raises OSError.
+    """
+    descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    with open(descriptor, "ab", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        file.write(b"\n" * is_torn + lines)
+
+
 def read_regular(path: Path, most_bytes: int, own: int = 1) -> bytes:
     """Return the content of a regular file of a run directory, of at most `most_bytes`. Raises OSError.
 

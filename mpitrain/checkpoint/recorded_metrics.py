@@ -13,6 +13,7 @@ from mpitrain.cluster.rundir import RunDir, lines_of
 from mpitrain.errors import CheckpointError
 
 Metrics = dict[str, float]  # by name
+COUNTS = {"documents", "tokens", "bytes", "examples"}  # of what was evaluated: no metrics of a step
 
 
 def recorded_metrics(run_dir: Path, steps: Collection[int]) -> Iterator[dict[int, Metrics]]:
@@ -41,7 +42,12 @@ def _of_evaluation(result: dict[str, Any]) -> Metrics:
 
 
 def _named(items: Collection[tuple[str, Any]] | Iterator[tuple[str, Any]]) -> Metrics:
-    return {key: x for name, of in items for key, x in _numbers(f"{name}/", of).items()}
+    numbers = {key: x for name, of in items for key, x in _numbers(f"{name}/", of).items()}
+    return {key: x for key, x in numbers.items() if not _is_no_metric(key.rpartition("/")[2])}
+
+
+def _is_no_metric(name: str) -> bool:
+    return name in COUNTS or name.endswith("_stderr")
 
 
 def _numbers(prefix: str, values: Any) -> Metrics:

@@ -71,13 +71,13 @@ class Retention:
     """A policy for the steps of one folder; remembers what it has read of them.
 
     damaged: steps that are, until they are saved again.
+    losses: the metric of steps that were looked at; UNREADABLE of those that can't be read.
     """
 
     folder: Path
     policy: Policy
     damaged: set[int] = field(default_factory=set)
-    # by step; UNREADABLE of those that can't be read
-    _losses: dict[int, object] = field(default_factory=dict)
+    losses: dict[int, object] = field(default_factory=dict)
 
     def loss(self, meta: Mapping[str, Any]) -> float | None:
         """Return the metric of a step by what its checkpoint says, the less the better."""
@@ -96,12 +96,12 @@ class Retention:
             for step, path in find(self.folder).items()
             if step <= good and step not in self.damaged
         }
-        known = self._losses | {good: loss}
+        known = self.losses | {good: loss}
         losses = {
             step: known[step] if step in known else _loss_at(path, self.policy.by)
             for step, path in committed.items()
         }
-        self._losses = losses
+        self.losses = losses
         readable = {step: loss for step, loss in losses.items() if loss is not UNREADABLE}
         kept = self.policy.kept(readable) | {good}
         return [step for step in readable if step not in kept]
@@ -128,30 +128,37 @@ class Retention:
     @property
     def unreadable(self) -> list[int]:
         """Steps that were looked at last and can't be read: none of them is removed."""
-        return [step for step, loss in self._losses.items() if loss is UNREADABLE]
+        return [step for step, loss in self.losses.items() if loss is UNREADABLE]
 
 
 def best_step(folder: Path, choice: str = BEST) -> int:
-    """Return the best step. Raises CheckpointError.
+    """Return the best step. Raises CheckpointError.  choice: "best": by validation loss; "best:METRIC"."""
+    losses = losses_by(folder, choice.partition(":")[2] or VAL_LOSS, "give --step a number")
+    return -min((loss, -step) for step, loss in losses.items() if isinstance(loss, float))[1]
 
-    choice: "best": by validation loss; "best:METRIC". A metric that no checkpoint says is looked for
-    in metrics.jsonl and evaluations.jsonl of the run directory, the parent of the folder.
+
+def losses_by(folder: Path, by: str, instead: str) -> dict[int, object]:
+    """Return a metric of steps, the less the better; UNREADABLE of those that can't be read.
+
+    A metric that no checkpoint says is looked for in metrics.jsonl and evaluations.jsonl of the run
+    directory, the parent of the folder. Raises CheckpointError if no whole step has it, which says
+    what to do instead.
     """
-    by = choice.partition(":")[2] or VAL_LOSS
     known: set[str] = set()
     for losses, names in _losses(folder, by):
-        if validated := [(loss, -step) for step, loss in losses.items() if isinstance(loss, float)]:
-            return -min(validated)[1]
+        if any(isinstance(loss, float) for loss in losses.values()):
+            return losses
         known |= names
     if by == VAL_LOSS:
         raise CheckpointError(
-            f"{shown(folder)}: found no whole step that was validated when it was saved; give --step a number"
+            f"{shown(folder)}: found no whole step that was validated when it was saved; {instead}"
         )
     known |= {name for path in find(folder).values() for name in _metrics_at(path)}
-    has = ", ".join(map(shown, sorted(known)[:MOST_NAMED])) or "none"
+    of_run_first = sorted(known, key=lambda name: ("/" in name, name))
+    has = ", ".join(map(shown, of_run_first[:MOST_NAMED])) or "none"
     raise CheckpointError(
-        f"{shown(folder)}: found no whole step with the metric {shown(by)}, but {has}; give one of "
-        "these, or --step a number"
+        f"{shown(folder)}: found no whole step with the metric {shown(by)}, but {has}; use one of these, "
+        f"or {instead}"
     )
 
 
@@ -162,7 +169,8 @@ def _losses(folder: Path, by: str) -> Iterator[tuple[dict[int, object], set[str]
     whole = [step for step, loss in losses.items() if loss is not UNREADABLE]
     for metrics in recorded_metrics(folder.absolute().parent, whole):
         names = {name for of_step in metrics.values() for name in of_step}
-        yield {step: _lower_is_better(of.get(by), by) for step, of in metrics.items()}, names
+        recorded = {step: _lower_is_better(of.get(by), by) for step, of in metrics.items()}
+        yield losses | recorded, names
 
 
 UNREADABLE = object()

@@ -37,7 +37,7 @@ from mpitrain.cluster.lock import Lock, read_owner
 from mpitrain.config import Config, LoadedConfig, plugins_of, resolved_with_origins, to_toml_with_derived
 from mpitrain.config_hints import recognised
 from mpitrain.errors import CheckpointError, ConfigError, counted
-from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, replacing, shown
+from mpitrain.inputs import append_lines, kind_of, names_in, open_regular, read_regular, replacing, shown
 from mpitrain.origins import FILE, Origins
 from mpitrain.plan.settings.identity import identity
 
@@ -303,9 +303,7 @@ class RunDir:
 
     def append_evaluation(self, line: str) -> None:
         """Append the result of an evaluation. Raises OSError."""
-        descriptor = open_regular(self.evaluations, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        with open(descriptor, "ab", buffering=0) as file:
-            file.write(f"{line}\n".encode())
+        append_lines(self.evaluations, f"{line}\n".encode())
 
     def sync_metrics(self) -> None:
         """Bring the lines that are written to the disk.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from mpitrain.cluster.rundir import RunDir, require_own
-from mpitrain.inputs import open_regular, read_regular
+from mpitrain.inputs import append_lines, read_regular
 
 SPARES = "MPITRAIN_SPARE_NODES"
 MOST_BYTES = 1 << 20
@@ -29,11 +29,9 @@ def num_spares(environment: Mapping[str, str] = os.environ) -> int:
 
 def note(rundir: RunDir, step: int, nodes: Iterable[str], why: str) -> None:
     """Add nodes to unhealthy.jsonl. Raises OSError."""
-    descriptor = open_regular(rundir.unhealthy, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    with open(descriptor, "ab", buffering=0) as file:
-        for node in nodes:
-            line = {"time": time.strftime("%Y-%m-%d %H:%M:%S %z"), "step": step, "node": node, "why": why}
-            file.write(json.dumps(line).encode() + b"\n")
+    now = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    lines = [{"time": now, "step": step, "node": node, "why": why} for node in nodes]
+    append_lines(rundir.unhealthy, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
 
 
 def noted(rundir: RunDir) -> dict[str, str]:

@@ -16,6 +16,7 @@ from mpitrain.evaluation.windows import Questions, ScoreRequest, rolling
 from mpitrain.inputs import shown
 
 WORDS = re.compile(r"\s+")  # between words
+FORMATS = "needed text, .jsonl or .parquet"  # an evaluation has no data.source
 OVERFLOW = 700.0  # exp of more is no number
 
 
@@ -75,6 +76,7 @@ def _texts_of(name: str, text_key: str) -> Iterator[bytes]:
             yield document.text
     except DataError as error:
         said = str(error.args[0]).replace("data.path = ", "--data ").replace("data.path", "--data")
+        said = said.replace("data.source says the format, if its first bytes don't", FORMATS)
         raise DataError(said.replace("data.text_key", "--text-key")) from None
 
 

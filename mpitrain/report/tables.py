@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.errors import DONE, FAILED, STOPPED_EARLY
+from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, counted
 from mpitrain.report.curves import COLOURS, label_of
 from mpitrain.report.recorded_run import RecordedRun, RunEnd
 from mpitrain.report.run_ends import by_class, reliability
@@ -173,7 +173,7 @@ def _stragglers(runs: Sequence[RecordedRun]) -> str:
         count = max(1, run.steps.num_sampled)
         rows += [(label_of(number), f"rank 0 waits for rank {who}", 1e3 * s / count) for who, s in waits if s]
         slow = list(run.summary.slow.items())[:MOST_WAITS]
-        rows += [(label_of(number), f"reported slow: {who}", f"{count} times") for who, count in slow]
+        rows += [(label_of(number), f"reported slow: {who}", counted(count, "times")) for who, count in slow]
     return table(("", "who", "ms a step"), rows)
 
 

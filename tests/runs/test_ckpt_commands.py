@@ -415,6 +415,18 @@ def test_prune_removes_what_a_run_would(folder):
     assert steps(folder / "run" / "checkpoints") == [20, 30]
 
 
+def test_prune_keeps_the_best_steps_by_any_metric(folder):
+    """By what checkpoints say, and by what metrics.jsonl says of their steps."""
+    lines = [json.dumps({"step": step, "grad_norm": step / 10}) + "\n" for step in (10, 20, 30)]
+    (folder / "run" / "metrics.jsonl").write_text("".join(lines))
+    words = ("prune", folder / "run", "--keep", 1, "--best", 1, "--dry-run")
+    by_loss, by_norm, unknown = run(words, (*words, "--best-by", "grad_norm"), (*words, "--best-by", "acc"))
+    assert "would remove 1 step (10); left would be 2 steps (20, 30)" in by_loss.output
+    assert "would remove 1 step (20); left would be 2 steps (10, 30)" in by_norm.output
+    assert unknown.returncode == 2
+    assert "grad_norm, val_loss; use one of these, or leave --best out" in " ".join(unknown.output.split())
+
+
 def test_prune_removes_nothing_where_nothing_is_whole(folder):
     for path in (folder / "run" / "checkpoints").glob("step-*/index.h5"):
         path.unlink()

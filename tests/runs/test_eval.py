@@ -270,11 +270,17 @@ def test_a_wrong_text_is_refused_by_its_option(content, tmp_path):
     (tmp_path / "text.txt").write_bytes(content)
     with pytest.raises(DataError, match="--data") as raised:
         TextFile.read(str(tmp_path / "text.txt"), "text", None)
-    assert "data.path" not in str(raised.value)
+    assert "data." not in str(raised.value)
 
 
 def test_nothing_to_evaluate_and_keys_of_training_are_refused(evaluated):
-    assert "--data" in command("eval", evaluated.run, code=2)
+    text = evaluated.files[0]
+    said = command("eval", evaluated.run, code=2)
+    assert "--data" in said and "rank 0" not in said
+    assert "given twice" in command("eval", evaluated.run, "--data", text, "--data", text, code=2)
+    assert "--tasks is empty" in command("eval", evaluated.run, "--tasks", "", code=2)
+    assert "context of" in command("eval", evaluated.run, "--data", text, "--stride", 10**6, code=2)
+    assert "best:METRIC" in command("eval", evaluated.run, "--data", text, "--step", "best:", code=2)
     said = command("eval", evaluated.run, "--data", evaluated.files[0], "--set", "optimizer.lr=1", code=2)
     assert "optimizer.lr" in said
     said = command("eval", evaluated.run, "--data", evaluated.files[0], "--step", 3, code=2)

@@ -8,7 +8,7 @@ from mpitrain.checkpoint.folders import GONE, remove_leftovers
 from mpitrain.checkpoint.load import open_latest
 from mpitrain.checkpoint.repair import format_fault, rewrite_index
 from mpitrain.checkpoint.reshard import reshard
-from mpitrain.checkpoint.retention import VAL_LOSS, Policy, Retention, loss_of
+from mpitrain.checkpoint.retention import Policy, Retention, losses_by
 from mpitrain.checkpoint.steps import CHECKPOINTS, steps_at
 from mpitrain.checkpoint.verify_shared import VerifiedStep, verify_step
 from mpitrain.cluster.lock import Lock
@@ -130,6 +130,7 @@ def prune(
     keep: int,
     every: int,
     best: int,
+    best_by: str,
     dry_run: bool,
     say: Callable[[str], None],
 ) -> int:
@@ -145,12 +146,13 @@ def prune(
     refused = list[str]()
     with open_latest(steps.folder, warn=refused.append) as good:
         step = good.step
-        loss = loss_of(good.meta, VAL_LOSS)
     for line in refused:
         say(line)
+    losses = losses_by(steps.folder, best_by, "leave --best out") if best else {}
     if not dry_run:  # a run's own is left: it is being written
         remove_leftovers(steps.folder, [GONE])
-    retention = Retention(steps.folder, Policy(keep, every, best))
+    retention = Retention(steps.folder, Policy(keep, every, best, by=best_by), losses=losses)
+    loss = losses.get(step)
     gone = retention.surplus(step, loss) if dry_run else retention.prune(step, loss)
     left = [each for each in steps.committed if each not in gone]
     say(

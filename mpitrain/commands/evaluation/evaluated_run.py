@@ -75,7 +75,12 @@ class EvaluatedRun:
             )
         context = request.context or min(longest, MOST_CONTEXT)
         self.context = request.context or usable_context(self.config, context)
-        self.stride = min(request.stride or self.context, self.context)
+        self.stride = request.stride or self.context
+        if self.stride > self.context:
+            raise ConfigError(
+                f"--stride {self.stride}: longer than the context of {self.context} tokens; give that many "
+                "at most, or a longer --context"
+            )
         self.texts: list[TextFile] = []
         self.tasks: list[TaskFile] = []
         self.plan = self.plan_at(1)

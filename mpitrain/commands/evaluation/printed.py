@@ -27,12 +27,8 @@ def main(
     say: Callable[[str], None],
 ) -> int:
     """Evaluate, print and keep the result. Collective over all ranks."""
-    if not request.data and not request.tasks:
-        raise ConfigError("found neither --data nor --tasks; give a file to evaluate")
-    for option, names in (("--data", request.data), ("--tasks", request.tasks)):
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ConfigError(f"{option} {shown(twice)} is given twice; give it once")
     world = guard.connect(may_be_alone=True)
+    world.on_first_rank("looking at what is evaluated", lambda: _require_files(request))
     if out is not None:
         world.on_first_rank("looking at --out", lambda: require_file("--out", out))
     given = world.on_every_rank("reading --set", lambda: read(None, overrides))
@@ -43,6 +39,15 @@ def main(
     if out is not None:
         world.on_first_rank("writing --out", lambda: write("--out", out, _as_json(result)))
     return DONE
+
+
+def _require_files(request: EvaluationRequest) -> None:
+    """Raise ConfigError unless there is a file, and each once."""
+    if not request.data and not request.tasks:
+        raise ConfigError("found neither --data nor --tasks; give a file to evaluate")
+    for option, names in (("--data", request.data), ("--tasks", request.tasks)):
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigError(f"{option} {shown(twice)} is given twice; give it once")
 
 
 def table(result: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from mpitrain.cluster.launch import job_of_scheduler
 from mpitrain.cluster.rundir import RunDir, number_in, require_own, step_in
 from mpitrain.data.tokens import num_prepared
 from mpitrain.errors import BAD_INPUT, DONE, STOPPED_EARLY, CheckpointError
-from mpitrain.inputs import open_regular, read_regular, shown
+from mpitrain.inputs import append_lines, open_regular, read_regular, shown
 from mpitrain.training.saving.memory_folder import newest_step_in_memory
 
 # exit codes of this command: for `&&`
@@ -155,8 +155,7 @@ def _reached(metrics: Path) -> int:
 def _note(path: Path, line: dict) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # the run may have ended before it made it
-        with open(open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab", buffering=0) as file:
-            file.write(json.dumps(line).encode() + b"\n")
+        append_lines(path, json.dumps(line).encode() + b"\n")
     except OSError as error:
         why = "nothing counts the starts of this job, so it isn't started again"
         raise CheckpointError(f"{shown(path)}: {error.strerror}; {why}") from None

@@ -9,7 +9,7 @@ import pytest
 from folders import ROOT
 from rich.console import Console
 
-from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.rundir import RunDir, lines_of
 from mpitrain.commands.report_page import plot
 from mpitrain.errors import ConfigError
 from mpitrain.report import run_picture
@@ -70,6 +70,14 @@ def test_a_file_that_a_resuming_run_cut_is_read_again(run):
     other.write_text(f"{line(1)}\n")
     other.rename(run.metrics)
     assert losses(reader) == [9]
+
+
+def test_a_line_after_a_torn_one_is_whole(run):
+    """What was killed while it wrote a result takes no later one with it."""
+    run.evaluations.write_text('{"step": 1}\n{"step": 2, "da')
+    run.append_evaluation('{"step": 3}')
+    run.append_evaluation('{"step": 4}')
+    assert [step for _, step in lines_of(run.evaluations) if step] == [1, 3, 4]
 
 
 def test_a_run_draws_what_it_has(run):
