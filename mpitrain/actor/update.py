@@ -114,7 +114,10 @@ class Update:
         table = self._plan.table
         if self._mesh["tp"].rank or self._mesh["pp"].rank != table.rank_of[table.depth - 1]:
             return ()
-        counts = torch.stack([num_counted(one.targets) for one in work.microbatches]).double()
+        targets = [one.targets for one in work.microbatches if one.targets is not None]
+        if not targets:  # of a rehearsal
+            return ()
+        counts = torch.stack([num_counted(of_one) for of_one in targets]).double()
         return (counts if reduces_each(self._plan.config) else counts.sum(0, keepdim=True)).square()
 
     def update(self, action: Action, work: Work) -> None:

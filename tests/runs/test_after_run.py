@@ -104,6 +104,11 @@ def test_a_rehearsal_that_fails_does_not_end_a_run(monkeypatch):
     assert cells(table)["MB sent"] == ("-", "0")
 
 
+def test_bytes_are_predicted_of_a_run_that_measures_the_noise_scale():
+    table = compare(measured("parallel.dp=2", "run.noise_scale=true"))
+    assert "no bytes are predicted" not in table and float(cells(table)["MB sent"][0]) > 0
+
+
 def test_a_long_program_is_not_rehearsed():
     table = compare(measured("parallel.pp=2", "batch.global=4096"))
     assert "to predict traffic" in table and cells(table)["MB sent"][0] == "-"

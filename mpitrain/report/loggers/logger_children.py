@@ -85,7 +85,9 @@ class Loggers:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=without_launcher(os.environ) | ONE_CORE,
-            start_new_session=True,
+            # no Ctrl-C for it, but the session of rank 0: Linux shares cores among sessions first
+            # (autogroup), and niceness counts within one
+            process_group=0,
         )
 
 

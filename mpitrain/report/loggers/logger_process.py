@@ -1,6 +1,6 @@
 """A logger's process: it follows metrics.jsonl until its parent, rank 0, closes its stdin or is gone.
 
-It runs at low priority. Its last word, why it failed, goes to the pipe that was its stdout; what
+It runs at the lowest priority. Its last word, why it failed, goes to the pipe that was its stdout; what
 the logger's library prints is dropped.
 """
 
@@ -27,7 +27,7 @@ from mpitrain.report.loggers.catalog import LoggedRun, Logger, load_logger
 from mpitrain.report.loggers.value_names import values_of
 
 EVERY_S = 1.0
-NICENESS = 10
+NICENESS = 19  # a core that the ranks leave, and 1.5 % of one that they need
 MOST_WORDS = 2000  # characters of a last word
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import subprocess
 import threading
@@ -9,9 +10,12 @@ import threading
 import pytest
 
 from mpitrain import config
+from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm.base.interpreter import python
 from mpitrain.errors import ConfigError
+from mpitrain.report.loggers import logger_process
 from mpitrain.report.loggers.catalog import require_loggers
+from mpitrain.report.loggers.logger_children import Loggers
 from mpitrain.report.loggers.logger_process import FollowedFile, follow
 from mpitrain.report.loggers.value_names import values_of
 
@@ -113,6 +117,17 @@ def test_no_library_of_loggers_and_no_torch_is_imported(module):
     done = subprocess.run(python("-c", script), capture_output=True, text=True, check=True)
     heavy = {"torch", "tensorboard", "wandb", "mlflow", "bokeh", "numpy"}
     assert heavy & set(done.stdout.split()) <= {"numpy"}
+
+
+def test_a_logger_leaves_cores_to_the_ranks_and_hears_no_ctrl_c(tmp_path):
+    """Niceness counts among the processes of a session, where Linux shares cores among sessions first."""
+    loggers = Loggers(RunDir(tmp_path), ["csv"], [])
+    loggers.advance()
+    loggers._starting.join()
+    child = loggers._running["csv"].pid
+    places = [(os.getsid(pid), os.getpgid(pid)) for pid in (0, child)]
+    loggers.end()
+    assert places[0][0] == places[1][0] and places[1][1] == child and logger_process.NICENESS == 19
 
 
 @pytest.mark.parametrize(
