@@ -115,7 +115,7 @@ def _is_left_out(name: str, problem: Problem, makespan: float) -> bool:
     """Return whether a schedule isn't searched for: no time, or it can't be shorter than the best so far.
 
     Below p stashes `zb-auto` and `zbv-auto` have no orders that the search of the same placement,
-    which comes later, doesn't try.
+    which comes later, doesn't try, unless stages differ, of which they know nothing.
     """
     family = catalog.FAMILIES[name]
     if "times" not in family.takes:
@@ -125,7 +125,8 @@ def _is_left_out(name: str, problem: Problem, makespan: float) -> bool:
         return (large and makespan < inf) or makespan <= problem.bound * (1 + ROUNDING)
     chunks = max(map(len, problem.stages))
     is_below = problem.limit < chunks * min(problem.where.num_ranks, problem.num_microbatches)
-    return (is_below and not large) or makespan <= problem.bound * (1 + ROUNDING)
+    is_even = len(set(zip(*problem.where[1:4]))) == 1
+    return (is_below and is_even and not large) or makespan <= problem.bound * (1 + ROUNDING)
 
 
 def _problem(rank_of: tuple[int, ...], num_microbatches: int, options: Options) -> Problem:

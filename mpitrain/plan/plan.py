@@ -258,18 +258,28 @@ class Plan:
         return self.model.flops(attended_length or self.config.data.sequence)
 
     def recomputed_flops_per_token(self, attended_length: int | None = None) -> float:
-        """Return the FLOPs of a token that memory.recompute adds to a training step.
+        """Return the FLOPs of a token that memory.recompute and the table's R add to a training step.
 
         A forward, two of six FLOPs of a weight and a third of attention: of whole blocks, with
-        "selective" of attention alone. The ends of the model keep all.
+        "selective" of attention alone, with R of all that a stage has.
         """
         recompute = self.config.memory.recompute
         sequence = attended_length or self.config.data.sequence
+        by_table = self._recomputed_by_table(sequence)
         if recompute in ("full", "every-k"):
-            return self.model.block_flops(sequence) / 3
+            return by_table + self.model.block_flops(sequence) / 3
         if recompute == "selective" and not self.sizes.core_alone:
-            return self.model.core_flops(sequence) / 3
-        return 0.0
+            return by_table + self.model.core_flops(sequence) / 3
+        return by_table
+
+    def _recomputed_by_table(self, sequence: int) -> float:
+        table = self.table
+        forwards = [
+            sum(placed.layer.flops(sequence) for block in stage.blocks for placed in block) / 3
+            for stage in self.stages
+        ]
+        again = (action.stage % table.depth for row in table.ranks for action in row if action.kind == "R")
+        return sum(forwards[stage] for stage in again) / (table.num_microbatches * table.copies)
 
     @property
     def layers(self) -> tuple[Layer, ...]:

@@ -43,7 +43,7 @@ class MetricsLine:
             # seconds that the model FLOPs of the step take at the peak of all ranks: step_s * mfu
             "theoretical_s": self._step_tokens * self._flops,
             "mfu": tokens_per_s * self._flops,  # model FLOPs utilisation, a share of the peak of all ranks
-            # hardware FLOPs utilisation: the same with what memory.recompute computes again
+            # hardware FLOPs utilisation: the same with what memory.recompute and pipeline.recompute repeat
             "hfu": tokens_per_s * (self._flops + self._recomputed_flops),
             "skipped": counts.skipped,  # updates left out so far, for gradients or spikes
             # factor of the loss with dynamic loss scaling (fp16)

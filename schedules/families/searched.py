@@ -5,7 +5,8 @@ interleaved-auto   chunks in loops
 v-auto             a V, there and back
 
 All orders of the same placement that have a name take part in the search (see search/improve), so
-that none of them that fits is shorter. A limit is met from one stash of a rank's whole share on. Where
+that none of them that fits is shorter. Lower limits are searched, too (see Problem.rungs), so that more
+memory costs no time. A limit is met from one stash of a rank's whole share on. Where
 `options.recompute` or `options.offload` allow it, stashes that don't fit are recomputed or
 offloaded (see search/recomputation) if that is shorter.
 """
@@ -13,8 +14,10 @@ offloaded (see search/recomputation) if that is shorter.
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
+from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.families.dualpipe import dualpipev
 from mpitrain.schedules.families.gpipe import GPIPE
 from mpitrain.schedules.families.interleaved import (
@@ -28,19 +31,20 @@ from mpitrain.schedules.families.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B
 from mpitrain.schedules.families.v_1f1b import v_1f1b
 from mpitrain.schedules.families.v_blocks import v_orders
 from mpitrain.schedules.families.v_half import v_half, v_min
-from mpitrain.schedules.families.zb_auto import SearchPlan, planned, zb_auto
+from mpitrain.schedules.families.zb_auto import planned, zb_orders
 from mpitrain.schedules.families.zbv import zbv
-from mpitrain.schedules.families.zbv_auto import zbv_auto
+from mpitrain.schedules.families.zbv_auto import zbv_orders
 from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
 from mpitrain.schedules.family import Rows, ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
-from mpitrain.schedules.options import DEFAULTS, Options, StageTimes
-from mpitrain.schedules.search.improve import num_plays, search, search_recomputed
-from mpitrain.schedules.search.problem import Problem, is_large, stage_costs
-from mpitrain.schedules.search.timed_order import shortest
-from mpitrain.schedules.search_progress import REMEMBERED, Listener
+from mpitrain.schedules.options import DEFAULTS, Options, StageTimes, Times
+from mpitrain.schedules.search.improve import num_plays, search, search_freed
+from mpitrain.schedules.search.problem import ROUNDING, Problem, is_large, stage_costs
+from mpitrain.schedules.search.timed_order import TimedOrder, is_shorter
+from mpitrain.schedules.search_progress import Listener
 
 MOST_BLOCKS = 100  # building blocks of a V that take part
+REMEMBERED_LIMITS = 48  # for which an order isn't searched for again
 TAKES = ("times", "stage_times", "memory_limit", "weight_memory", "recompute", "offload")
 
 
@@ -90,68 +94,110 @@ def _searched(name: str, num_ranks: int, num_microbatches: int, chunks: int, opt
         )
     listener = Listener(options.notify)
     copy = None if options.offload is None else options.offload / chunks
-    freed = options.recompute, copy
-    return _remembered(name, num_ranks, num_microbatches, chunks, plan, stages, freed, listener)
+    sizes = name, num_ranks, num_microbatches, chunks
+    size = SearchedSize(*sizes, plan.times, plan.weight_memory, stages, options.recompute, copy)
+    return list(map(list, _best(size, plan.memory_limit * chunks, listener)))
 
 
-@lru_cache(REMEMBERED)
-def _remembered(
-    name: str,
-    num_ranks: int,
-    num_microbatches: int,
-    chunks: int,
-    plan: SearchPlan,
-    stages: tuple[StageTimes, ...] | None,
-    freed: tuple[float | None, float | None],
-    listener: Listener,
-) -> Rows:
-    there = tuple(range(num_ranks))
-    rank_of = there + there[::-1] if name == "v-auto" else there * chunks
-    problem = Problem(
-        stage_costs(rank_of, plan.times, stages),
-        num_microbatches,
-        plan.memory_limit * chunks,
-        plan.weight_memory,
-    )
-    known = {"plain-auto": _plain, "interleaved-auto": _looped, "v-auto": _v}[name]
-    rows = search(problem, known(num_ranks, num_microbatches, chunks, plan), listener.notify)
-    problem = problem.freeing(*freed)
+class SearchedSize(NamedTuple):
+    """What is searched for, under any limit. copy: the time to offload a stash of one stage."""
+
+    name: str
+    num_ranks: int
+    num_microbatches: int
+    chunks: int
+    times: Times
+    weight_memory: float
+    stages: tuple[StageTimes, ...] | None
+    recompute: float | None
+    copy: float | None
+
+    def problem(self, limit: float) -> Problem:
+        there = tuple(range(self.num_ranks))
+        rank_of = there + there[::-1] if self.name == "v-auto" else there * self.chunks
+        where = stage_costs(rank_of, self.times, self.stages)
+        return Problem(where, self.num_microbatches, limit, self.weight_memory, self.recompute, self.copy)
+
+    def known(self, limit: float) -> Iterator[Rows]:
+        """Yield the orders of others that may fit."""
+        options = DEFAULTS._replace(
+            chunks=self.chunks,
+            times=self.times,
+            memory_limit=limit / self.chunks,
+            weight_memory=self.weight_memory,
+        )
+        return KNOWN[self.name](self.num_ranks, self.num_microbatches, options)
+
+
+def _best(size: SearchedSize, limit: float, listener: Listener) -> Rows:
+    """Return the best order that is found within a limit, or within less of it.
+
+    Lower limits are searched as they are by themselves, so that more memory costs no time. One
+    that can't have a shorter order is left out, and all below it.
+    """
+    limit = min(limit, size.chunks * size.num_microbatches)
+    problem = size.problem(limit)
+    best = _within(size, limit, listener)
+    for lower in reversed(problem.rungs):
+        if lower < limit - ROUNDING:
+            if problem.within(lower).bound >= best.makespan * (1 - ROUNDING):
+                break
+            other = _within(size, lower, listener)
+            best = other if is_shorter(other, best) else best
+    return best.actions()
+
+
+@lru_cache(REMEMBERED_LIMITS)
+def _within(size: SearchedSize, limit: float, listener: Listener) -> TimedOrder:
+    """Search under one limit."""
+    problem = size.problem(limit)
+    whole = size._replace(recompute=None, copy=None)
     if not problem.frees:
-        return rows
-    roomy = plan._replace(memory_limit=max(plan.memory_limit, num_ranks))
-    orders = chain([rows], known(num_ranks, num_microbatches, chunks, roomy))
-    again = search_recomputed(problem, orders, listener.notify)
-    best = shortest(problem, [rows, *([again] if again else [])])
-    assert best is not None
-    return list(map(list, best))
+        return search(problem, size.known(limit), listener.notify)
+    best = _within(whole, limit, listener)
+    roomy = max(limit, size.chunks * size.num_ranks)
+    freed = search_freed(problem, chain([best.actions()], size.known(roomy)))
+    return freed if freed and is_shorter(freed, best) else best
 
 
 # ---------------------------------------------------------------- orders that have a name
 
 
-def _plain(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> Iterator[Rows]:
+def _plain(num_ranks: int, num_microbatches: int, options: Options) -> Iterator[Rows]:
     for family in (GPIPE, ONE_F_ONE_B, EAGER_1F1B, ZB_H1, ZB_H2):
         yield family.rows(num_ranks, num_microbatches, DEFAULTS)
-    yield zb_auto(num_ranks, num_microbatches, DEFAULTS._replace(**plan._asdict()))
+    yield from zb_orders(num_ranks, num_microbatches, options)
 
 
-def _looped(num_ranks: int, num_microbatches: int, chunks: int, _: SearchPlan) -> Iterator[Rows]:
-    options = DEFAULTS._replace(chunks=chunks)
+def _looped(num_ranks: int, num_microbatches: int, options: Options) -> Iterator[Rows]:
+    options = DEFAULTS._replace(chunks=options.chunks)
     groups = range(smallest_group(num_ranks), min(2 * num_ranks, num_microbatches) + 1)
-    if is_large(num_ranks * chunks, num_microbatches):
+    if is_large(num_ranks * (options.chunks or CHUNKS), num_microbatches):
         groups = groups[:: max(num_ranks // 2, 1)]  # p/2, p, 3p/2, 2p: each takes seconds
     for group in chain((None,), groups):
-        yield interleaved(num_ranks, num_microbatches, options._replace(group=group))
+        more = options._replace(group=group)
+        yield interleaved(num_ranks, num_microbatches, more)
+        whole = -(-num_microbatches // (group or num_ranks)) * (group or num_ranks)
+        yield _first(interleaved(num_ranks, whole, more), num_microbatches)
     for rows in (interleaved_zb, looped_bfs):
         yield rows(num_ranks, num_microbatches, options)
 
 
-def _v(num_ranks: int, num_microbatches: int, _: int, plan: SearchPlan) -> Iterator[Rows]:
+def _v(num_ranks: int, num_microbatches: int, options: Options) -> Iterator[Rows]:
     for rows in (zbv, v_half, v_min, v_1f1b):
-        yield rows(num_ranks, num_microbatches, DEFAULTS)
-    if num_microbatches >= 2 * num_ranks:
-        yield dualpipev(num_ranks, num_microbatches, DEFAULTS)
-    if plan.memory_limit >= min(num_ranks, num_microbatches):
-        yield zbv_auto(num_ranks, num_microbatches, DEFAULTS._replace(**plan._asdict()))
+        for number in (num_microbatches, num_microbatches + 1):
+            yield _first(rows(num_ranks, number, DEFAULTS), num_microbatches)
+    number = max(num_microbatches, 2 * num_ranks)
+    yield _first(dualpipev(num_ranks, number + number % 2, DEFAULTS), num_microbatches)
+    assert options.memory_limit is not None
+    yield from zbv_orders(num_ranks, num_microbatches, options)
     number = min(MOST_BLOCKS, num_plays(6 * num_ranks * num_microbatches))
-    yield from v_orders(num_ranks, num_microbatches, 2 * plan.memory_limit, number)
+    yield from v_orders(num_ranks, num_microbatches, 2 * options.memory_limit, number)
+
+
+def _first(rows: Rows, num_microbatches: int) -> Rows:
+    """Leave out microbatches that a step doesn't have."""
+    return [[action for action in row if action != PAIR and action.index < num_microbatches] for row in rows]
+
+
+KNOWN = {"plain-auto": _plain, "interleaved-auto": _looped, "v-auto": _v}

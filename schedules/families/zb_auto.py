@@ -8,8 +8,9 @@ goes where a rank would wait anyway, or where memory is short. Whether to wait i
 in it, and all eight answers are tried.
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import count, product
+from itertools import chain, count, product
 from math import inf
 from typing import NamedTuple
 
@@ -21,8 +22,8 @@ from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, UNIT_TIMES, Options, Times
 from mpitrain.schedules.search.improve import by_rules
-from mpitrain.schedules.search.problem import ROUNDING, Problem, limits_within, stage_costs
-from mpitrain.schedules.search.timed_order import Rows, shortest
+from mpitrain.schedules.search.problem import ROUNDING, Problem, stage_costs
+from mpitrain.schedules.search.timed_order import OrderedPlay, Rows, order_of, shortest
 from mpitrain.schedules.search_progress import REMEMBERED, Listener, SearchProgress
 
 SHARE = 0.4  # of a stash, held between I and W
@@ -94,23 +95,39 @@ def _remembered(
     progress = SearchProgress(listener.notify)
     where = stage_costs(tuple(range(num_ranks)), plan.times)
     tables: list[Rows] = []
-    for limit in limits_within(where, num_microbatches, plan.memory_limit):
+    fits = Problem(where, num_microbatches, plan.memory_limit, plan.weight_memory)
+    lower = [limit for limit in reversed(fits.rungs) if limit % 1 == 0]
+    for limit in dict.fromkeys((plan.memory_limit, *lower)):
         step = plan._replace(memory_limit=limit)
         tables.append(_published(num_ranks, num_microbatches, step, share, progress))
-    fits = Problem(where, num_microbatches, plan.memory_limit, plan.weight_memory)
-    if plan.memory_limit < min(num_ranks, num_microbatches):
-        tables += by_rules(fits)
     for family in (ONE_F_ONE_B, ZB_H1, ZB_H2):
         rows = family.rows(num_ranks, num_microbatches, DEFAULTS)
         tables += [rows] * (shortest(fits, [rows]) is not None)
-    best = shortest(fits.within(inf), tables)
+    return shortest_with_rules(fits, tables)
+
+
+def shortest_with_rules(problem: Problem, tables: list[Rows]) -> Rows:
+    """Return the shortest of tables that fit, and below 1F1B's memory of the orders by simple rules."""
+    unlimited = problem.within(inf)
+    best = shortest(unlimited, tables)
+    usual = min(problem.where.num_ranks, problem.num_microbatches) * max(map(len, problem.stages))
+    if problem.limit < usual - ROUNDING:
+        plan = OrderedPlay(unlimited, order_of(best, split=False)).play() if best else None
+        more = by_rules(problem, plan.makespan if plan else inf)
+        best = shortest(unlimited, chain([best] if best else [], more))
     assert best is not None
     return best
 
 
+def zb_orders(num_ranks: int, num_microbatches: int, options: Options) -> Iterator[list[list[Action]]]:
+    """Yield the paper's best table within a limit."""
+    plan = planned("zb-auto", options, memory_limit=num_ranks)
+    yield _published(num_ranks, num_microbatches, plan, options.weight_memory, SearchProgress(None))
+
+
 def _published(
     num_ranks: int, num_microbatches: int, plan: SearchPlan, share: float | None, progress: SearchProgress
-) -> Rows:
+) -> list[list[Action]]:
     """Return the first of the paper's tables of the shortest span, and of these of the shortest makespan.
 
     Those that hold whole stashes until W come first, then those that hold a share of one.

@@ -18,13 +18,12 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_half import v_half, v_min
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
-from mpitrain.schedules.families.zb_auto import SearchPlan, planned
+from mpitrain.schedules.families.zb_auto import SearchPlan, planned, shortest_with_rules
 from mpitrain.schedules.families.zbv import zbv
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, Times
-from mpitrain.schedules.search.improve import by_rules
-from mpitrain.schedules.search.problem import Problem, limits_within, stage_costs
+from mpitrain.schedules.search.problem import Problem, stage_costs
 from mpitrain.schedules.search.timed_order import Rows, shortest
 from mpitrain.schedules.search_progress import REMEMBERED, Listener, SearchProgress
 
@@ -75,23 +74,29 @@ def _remembered(num_ranks: int, num_microbatches: int, plan: SearchPlan, listene
     where = stage_costs(there + there[::-1], plan.times)
     progress = SearchProgress(listener.notify)
     tables: list[Rows] = []
-    for limit in limits_within(where, num_microbatches, plan.memory_limit):
-        step = plan._replace(memory_limit=limit)
-        if limit >= min(num_ranks, num_microbatches):
-            step = step._replace(memory_limit=max(limit, num_ranks))  # no rank ever holds more
+    fits = Problem(where, num_microbatches, 2 * plan.memory_limit, plan.weight_memory)
+    for limit in dict.fromkeys((fits.limit, *reversed(fits.rungs))):
+        if limit >= 2 * min(num_ranks, num_microbatches):
+            step = plan._replace(memory_limit=max(limit / 2, num_ranks))  # no rank ever holds more
             tables += _published(num_ranks, num_microbatches, step, progress)
-        elif not tables or limit == plan.memory_limit:
-            tables += by_rules(Problem(where, num_microbatches, 2 * limit, plan.weight_memory))
     for family in (zbv, v_half, v_min):
-        tables.append(family(num_ranks, num_microbatches, DEFAULTS))
-    best = shortest(Problem(where, num_microbatches, 2 * plan.memory_limit, plan.weight_memory), tables)
-    assert best is not None
-    return best
+        rows = family(num_ranks, num_microbatches, DEFAULTS)
+        tables += [rows] * (shortest(fits, [rows]) is not None)
+    return shortest_with_rules(fits, tables)
+
+
+def zbv_orders(num_ranks: int, num_microbatches: int, options: Options) -> list[list[list[Action]]]:
+    """Return the paper's best table within a limit; none below p stashes."""
+    plan = planned("zbv-auto", options, memory_limit=num_ranks)
+    if plan.memory_limit < min(num_ranks, num_microbatches):
+        return []
+    plan = plan._replace(memory_limit=max(plan.memory_limit, num_ranks))  # no rank ever holds more
+    return _published(num_ranks, num_microbatches, plan, SearchProgress(None))
 
 
 def _published(
     num_ranks: int, num_microbatches: int, plan: SearchPlan, progress: SearchProgress
-) -> list[Rows]:
+) -> list[list[list[Action]]]:
     """Return the first of the paper's tables whose longest wait is shortest, if memory is enough."""
     choices = [WeightPriority(*answers) for answers in product((True, False), repeat=2)]
     progress.expect(len(choices) * 2 * num_microbatches)

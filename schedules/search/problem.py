@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from math import ceil, inf
+from math import inf
 from typing import NamedTuple, TypeVar
 
 from mpitrain.schedules.options import StageTimes, Times
 
 _T = TypeVar("_T")
 ROUNDING = 1e-9  # sums of floats that differ by less are equal
-SMALL = 600  # operations of a step for which smaller limits are tried, too
+SMALL = 600  # operations of a step that is searched under every limit up to the one that is asked for
+MIDDLE = 3000  # operations from which few other limits are searched
 LARGE = 50_000  # operations from which a play takes half a second and more
 # kinds of computations: a whole backward is I and W in one; a forward that keeps its input alone is
 # DROPPED, and AGAIN before its backward; one whose stash goes to host memory is SENT, and its I or
@@ -55,16 +56,6 @@ def stage_costs(
     chunks = len(rank_of) // (max(rank_of) + 1)
     forward, grad, weight = (tuple(time / chunks for _ in rank_of) for time in times[:3])
     return StageCosts(rank_of, forward, grad, weight, times.message)
-
-
-def limits_within(where: StageCosts, num_microbatches: int, limit: float) -> list[float]:
-    """Return a limit of stashes of a rank's whole share, and for a small step all whole ones below it.
-
-    What is made with less memory stays possible with more, so that more doesn't cost time.
-    """
-    if 3 * len(where.rank_of) * num_microbatches > SMALL:
-        return [limit]
-    return [limit, *reversed(range(1, ceil(min(limit, num_microbatches))))]
 
 
 def _of_kinds(forwards: _T, inputs: _T, others: _T) -> tuple[_T, ...]:
@@ -179,6 +170,25 @@ class Problem:
     @property
     def num_operations(self) -> int:
         return 3 * self.num_stages * self.num_microbatches
+
+    @cached_property
+    def rungs(self) -> list[float]:
+        """Return the limits that are searched, up to this one, ascending.
+
+        They don't depend on it: what is found with less memory is found with more, so that more costs no
+        time. Of a small step they are all up to what 1F1B holds, and above it those of whole microbatches;
+        of larger ones quarters of what 1F1B holds; then that, and twice as much.
+        """
+        one = max(map(len, self.stages))
+        usual, every = one * self.where.num_ranks, one * self.num_microbatches
+        below, above = (usual, usual) if self.num_operations > MIDDLE else (usual / 4, usual / 4)
+        if self.num_operations <= SMALL:
+            below, above = 1, one
+        found, limit = {float(one), float(every)}, below
+        while limit < every:
+            found.add(int(2 * limit) / 2)
+            limit += below if limit < usual else above if limit < 2 * usual else limit
+        return sorted(limit for limit in found if one <= limit <= self.limit + ROUNDING)
 
     @cached_property
     def first_forward(self) -> list[float]:

@@ -57,6 +57,23 @@ def test_attention_that_stands_alone_is_kept_by_selective_recomputation(given):
     assert found.recomputed_flops_per_token() == 0 < found.flops_per_token()
 
 
+def test_a_forward_that_a_table_runs_again_is_added(tmp_path):
+    """Of four microbatches, one on the first stage and two on the last, which has the head."""
+    table = tmp_path / "again.txt"
+    table.write_text(
+        "rank 0: F0@0 F1@0 R0@0 B0@0 F2@0 B1@0 F3@0 B2@0 B3@0\n"
+        "rank 1: F0@1 R0@1 B0@1 F1@1 B1@1 F2@1 R2@1 B2@1 F3@1 B3@1\n"
+    )
+    ffn, head = 6 * WIDTH * FFN, 2 * 256 * WIDTH
+    attention = 2 * WEIGHTS - ffn + 4 * WIDTH * SEEN
+    first, last = (
+        3 * attention + 2 * ffn,
+        attention + 2 * ffn + head,
+    )  # half a block more is with the embedding
+    found = planned(f"pipeline.schedule={table}", ranks=2).recomputed_flops_per_token()
+    assert found == pytest.approx((first + 2 * last) / 4)
+
+
 @pytest.mark.mpi
 @pytest.mark.sizes(1)
 @pytest.mark.parametrize("mode", but_for(MODES[1:], ["full"]))

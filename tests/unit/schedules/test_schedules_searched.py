@@ -122,5 +122,5 @@ def test_memory_for_more_than_all_microbatches_costs_no_time():
 def test_the_same_order_is_found_again(name):
     options = Options(times=Times(10.4, 10.2, 7.7, 0.4), memory_limit=2)
     first = build(name, 3, 7, options)
-    families.searched._remembered.cache_clear()  # else it would be remembered
+    families.searched._within.cache_clear()  # else it would be remembered
     assert build(name, 3, 7, options) == first
