@@ -12,7 +12,7 @@ memory and time are limited: one operation can ask for all of both.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,12 @@ WITHOUT_CHAT = "leave --chat out, or give --tokenizer FILE, a tokenizer.json tha
 SPECIAL = tuple(f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 Messages = Sequence[Mapping[str, Any]]
 Read = Callable[[str, int], bytes]  # a file of the tokenizer's folder, of at most so many bytes
+
+
+class Refusal(NamedTuple):
+    """Why a template refuses messages, in its own words."""
+
+    reason: str
 
 
 class ChatTemplate:
@@ -70,14 +76,14 @@ class ChatTemplate:
             raise self._failure(wrong)
         return found
 
-    def written(self, asked: Sequence[tuple[Messages, bool]]) -> Iterator[str | None]:
-        """Yield texts of conversations; None: the template refuses one. Raises as texts() does.
+    def written(self, asked: Sequence[tuple[Messages, bool]]) -> Iterator[str | Refusal]:
+        """Yield texts of conversations, or why the template refuses one. Raises as texts() does.
 
         asked: messages, and whether an answer is to follow them.
         """
         for line in self._lines(asked):
             text = json.loads(line)
-            yield text if isinstance(text, str) else None
+            yield text if isinstance(text, str) else Refusal(text["error"])
 
     def _lines(self, asked: Sequence[tuple[Messages, bool]]) -> list[bytes]:
         given = [self.source, self.special, *asked]

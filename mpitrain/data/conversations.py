@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from mpitrain.data.chat_template import ChatTemplate, ids_of_ends, read_template_folder
+from mpitrain.data.chat_template import ChatTemplate, Refusal, ids_of_ends, read_template_folder
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.errors import DataError
@@ -90,10 +90,9 @@ class Conversations:
             asked += [(chat, False), *((chat[:place], True) for place in _answers(chat))]
         texts = template.written(asked)
         for chat in chats:
-            whole = next(texts)
-            prompts = [text for _ in _answers(chat) if (text := next(texts)) is not None]
-            if whole is None or len(prompts) < len(_answers(chat)):
-                yield "messages that the chat template refuses"
+            whole, *prompts = [next(texts) for _ in range(1 + len(_answers(chat)))]
+            if refusal := next((text for text in (whole, *prompts) if isinstance(text, Refusal)), None):
+                yield f"messages that the chat template refuses: {shown(refusal.reason)}"
             elif spelled := [end for end in ends for message in chat if end in message["content"]]:
                 yield f"a message that spells {shown(spelled[0])}, which ends an answer"
             else:

@@ -10,7 +10,7 @@ from mpitrain.data.corpus_files import Listing, Paths, list_unique, named, no_te
 from mpitrain.data.source import BEGIN, SOURCES, Damaged, Document, File, Position, Source, TokenRule
 from mpitrain.data.token_files import NO_RULE, token_documents
 from mpitrain.data.tokenizer import Vocabulary
-from mpitrain.errors import ConfigError, DataError
+from mpitrain.errors import ConfigError, DataError, counted
 from mpitrain.inputs import shown
 
 DAMAGED = "damaged"
@@ -207,7 +207,7 @@ class _Damages:
 
     @property
     def description(self) -> list[str]:
-        more = f" (and {self.count - 1:,} lines more)" * (self.count > 1)
+        more = f" (and {counted(self.count - 1, 'lines', ',')} more)" * (self.count > 1)
         return [self._first + more] * bool(self.count)
 
 

@@ -122,7 +122,7 @@ def test_a_line_that_is_no_conversation_is_named(tokenizer, tmp_path, message):
 
 
 REFUSING = {
-    "refuses": ("{{ raise_exception('roles must alternate') }}", "<|im_end|>"),
+    "refuses: roles must alternate": ("{{ raise_exception('roles must alternate') }}", "<|im_end|>"),
     "without eos_token": ("{% for m in messages %}{{ m.content }}{% endfor %}", "<|im_end|>"),
     "what a model isn't given": (
         "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"

@@ -99,7 +99,7 @@ def test_a_loss_mask_is_kept(folder, tmp_path):
 
 def test_a_damaged_line_is_counted_up_to_a_limit(folder, tmp_path):
     (folder / "a.jsonl").write_text('{"text": "one"}\nbroken\n{"text": "two"}\n{"text": null}\n')
-    with pytest.raises(DataError, match=r"a\.jsonl, line 2: found not JSON .* \(and 1 lines more\)"):
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: found not JSON .* \(and 1 line more\)"):
         prepared(tmp_path / "a", "jsonl", folder)
     with pytest.raises(DataError, match=r"a\.jsonl, line 4: found null"):
         prepared(tmp_path / "b", "jsonl", folder, damaged=1)
