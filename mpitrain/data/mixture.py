@@ -14,6 +14,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ from mpitrain.data.balance import balanced_order
 from mpitrain.data.batch_sizes import BatchSizes, value_at
 from mpitrain.data.packed_rows import SourceSampler
 from mpitrain.data.token_rows import TokenRows
-from mpitrain.errors import DataError
+from mpitrain.errors import ConfigError, DataError
 
 MOST_PERIOD = 1 << 20  # slots of a cycle
 LEAST_SHARE = Fraction(1, MOST_PERIOD)  # so that every source has slots in a cycle
@@ -247,11 +248,16 @@ def first_weights(data: Data, batch: BatchSizes) -> list[float]:
 
 
 def _table_of(source: DataSource, batch: BatchSizes, sequence: int) -> list[tuple[int, float]]:
-    """Return a source's weights by steps; 0 before the first one that is given."""
+    """Return a source's weights by steps; 0 before the first one that is given. Raises ConfigError."""
     if isinstance(source.weight, float):
         return [(1, source.weight)]
     key = "data.sources, weight"
-    return [(1, 0.0), *sorted((batch.step_of(when, sequence, key), weight) for when, weight in source.weight)]
+    changes = sorted((batch.step_of(when, sequence, key), weight) for when, weight in source.weight)
+    if not changes:
+        raise ConfigError(f"{key} = []: no weight; give a number, or [[step, weight], ...]")
+    if twice := [step for (step, _), (after, _) in pairwise(changes) if step == after]:
+        raise ConfigError(f"{key}: two weights hold from step {twice[0]} on; give one")
+    return [(1, 0.0), *changes]
 
 
 def mixture_of(data: Data, batch: BatchSizes, sizes: Sequence[int]) -> Mixture:

@@ -22,7 +22,7 @@ from mpitrain.data.mixture import (
 )
 from mpitrain.data.order import Sampler
 from mpitrain.data.token_rows import TokenRows
-from mpitrain.errors import DataError
+from mpitrain.errors import ConfigError, DataError
 
 SLOTS = 1_000_000 if WITH_LONG else 20_000
 
@@ -133,6 +133,10 @@ def test_weights_from_steps_on():
     assert weights_by_step(data((5, 1.0), (9, 0.0)), alike) == steps
     assert weights_by_step(data(("640", 1.0), (9, 0.0)), alike) == steps
     assert weights_by_step(data((9, 0.0), ("0.481K", 1.0)), alike) == steps
+    with pytest.raises(ConfigError, match="two weights hold from step 5 on"):
+        weights_by_step(data((5, 1.0), ("640", 0.0)), alike)
+    with pytest.raises(ConfigError, match="no weight"):
+        weights_by_step(data(), alike)
 
 
 def test_sizes_of_steps_are_functions_of_their_numbers():
