@@ -10,6 +10,7 @@ import numpy as np
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.commands.data.provenance import MOST_TEXT
+from mpitrain.data.copies import copies_of
 from mpitrain.data.statistics import CorpusStatistics, statistics_of
 from mpitrain.data.token_export import write_tokens
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
@@ -54,7 +55,12 @@ def inspect(path: str, tokenizer_file: str | None, samples: int, as_json: bool) 
         found = statistics_of(tokens, ends, origin.end_of_text, origin.begin_of_text)
     chosen = np.unique(np.linspace(0, len(ends) - 1, samples).astype(int)).tolist() if samples else []
     texts = {number: _text(tokens, ends, number, tokenizer) for number in chosen}
-    copies = _copies_of_validation(folder, tokenizer)
+    training = description.tally.training
+    if training is None:
+        copies = _copies_of_validation(folder, tokenizer)
+    else:
+        held_out = np.array([[ends[training - 1], ends[-1]]])
+        copies = len(copies_of(tokens, ends, held_out, 0 if origin.end_of_text is None else 1))
     if as_json:
         facts = found._asdict() | {"held_out_copies": copies, "samples": texts}
         return json.dumps(facts | {"parts": description.tally.parts, "content": description.content})
@@ -72,7 +78,7 @@ def _tokenizer(folder: Path, description: Description, given: str | None) -> Tok
 
 
 def _copies_of_validation(folder: Path, tokenizer: Tokenizer | None) -> int | None:
-    """Return how many documents are copies of held-out ones; None: no run says which are held out."""
+    """Return how many documents are copies of those that a run holds out; None: there is no run."""
     rundir = RunDir(folder.parent)
     if tokenizer is None or not is_there(rundir.config):
         return None

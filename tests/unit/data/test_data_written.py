@@ -78,6 +78,16 @@ def test_faults_of_a_corpus_are_counted():
     assert found.double_begins == (1, 0) and found.constant == (1, 1)
 
 
+def test_copies_of_validation_documents_are_counted_without_a_run(tmp_path):
+    (tmp_path / "train.jsonl").write_text(
+        '{"text": "one"}\n{"text": "two"}\n{"text": "one"}\n{"text": "on"}\n'
+    )
+    (tmp_path / "val.jsonl").write_text('{"text": "one"}\n{"text": "three"}\n')
+    prepare(Corpus("jsonl", tmp_path / "train.jsonl", tmp_path / "val.jsonl"), BYTES, tmp_path / "data")
+    found = inspect(str(tmp_path / "data"), None, 0, as_json=False)
+    assert "copies of held-out documents, left out of training: 2\n" in found
+
+
 @pytest.mark.parametrize("name", ["tokens.bin", "ends.bin", "tokens.json"])
 def test_damaged_tokens_are_refused_by_inspect_and_convert(tmp_path, stored, name):
     content = (stored / name).read_bytes()
