@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from mpitrain.errors import counted
 from mpitrain.inputs import shown
-from mpitrain.plan.predict.step_time.machine import Figure, MachineFile, machine_of
+from mpitrain.plan.predict.step_time.machine import LONGEST_LATENCY_S, Figure, MachineFile, machine_of
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.planner.after_run import NO_PREDICTION, machine_of_run, measured_parts, parts_predicted
@@ -114,7 +114,7 @@ def _of_link(
 ) -> tuple[MachineFile, Calibrated]:
     def latency(given: MachineFile, factor: float) -> MachineFile:
         name = f"{link}_latency_s"
-        took = _rounded(min(1.0, getattr(given.links, name) / factor))
+        took = _rounded(min(LONGEST_LATENCY_S, getattr(given.links, name) / factor))
         return replace(given, links=replace(given.links, **{name: took}))
 
     def bandwidth(given: MachineFile, factor: float) -> MachineFile:
@@ -226,4 +226,4 @@ def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFi
 
 
 def _with_launches(given: MachineFile, factor: float) -> MachineFile:
-    return replace(given, launch_s=_rounded(min(1.0, given.launch_s / factor)))
+    return replace(given, launch_s=_rounded(min(LONGEST_LATENCY_S, given.launch_s / factor)))

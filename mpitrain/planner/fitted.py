@@ -17,7 +17,14 @@ import msgspec
 import numpy as np
 
 from mpitrain.plan.declared.step_layout import StepLayout
-from mpitrain.plan.predict.step_time.machine import CALIBRATED, LINKS, Figure, MachineFile, MachineRates
+from mpitrain.plan.predict.step_time.machine import (
+    CALIBRATED,
+    LINKS,
+    LONGEST_LATENCY_S,
+    Figure,
+    MachineFile,
+    MachineRates,
+)
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel
 
@@ -126,7 +133,7 @@ def calibrated(machine: MachineFile, constants: Constants, kernel: str, source: 
         return replace(figure, sustained=sustained, sustained_source=words)
 
     def later(seconds: float, term: str) -> float:
-        return min(1.0, float(f"{seconds * slower[term]:.4g}"))
+        return min(LONGEST_LATENCY_S, float(f"{seconds * slower[term]:.4g}"))
 
     of_kernel = {
         way: machine.attention.get(f"{way}_{kernel}", machine.attention[way])

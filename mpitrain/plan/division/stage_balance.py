@@ -1,4 +1,7 @@
-"""Divide the layers of a model over pipeline stages so that the slowest rank is as fast as possible."""
+"""Divide the layers of a model over pipeline stages: each rank has as much work, and each of its stages.
+
+A pipeline takes the slowest rank's work for each microbatch, and fills as fast as the slowest stage.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,7 +15,8 @@ def balanced_split(costs: tuple[float, ...], ranks: tuple[int, ...], head: float
     costs: of each layer.
     ranks: the rank of each stage.
     head: the cost of the head. Starts even and moves single layers between neighbouring stages as
-    long as that makes the slowest rank faster, or, where it stays as slow, the ranks more equal.
+    long as that makes the slowest rank and the slowest stage together faster, or, where they stay as slow,
+    all of them more equal.
     """
     counts = _even(len(costs), len(ranks))
     best = _unevenness(counts, costs, ranks, head)
@@ -43,14 +47,14 @@ def _moves(counts: list[int], stage: int) -> list[list[int]]:
 def _unevenness(
     counts: list[int], costs: Sequence[float], ranks: Sequence[int], head: float
 ) -> tuple[float, float]:
-    """Return the load of the slowest rank and the sum of squares of all.
+    """Return the load of the slowest rank and that of the slowest stage, and the squares of all loads.
 
-    rounded, so that order of addition doesn't decide.
+    Rounded, so that order of addition doesn't decide.
     """
     sums = [0.0, *accumulate(costs)]
-    ends = list(accumulate(counts))
+    stages = [sums[end] - sums[end - count] for count, end in zip(counts, accumulate(counts))]
+    stages[-1] += head
     loads = [0.0] * (max(ranks) + 1)
-    for rank, count, end in zip(ranks, counts, ends):
-        loads[rank] += sums[end] - sums[end - count]
-    loads[ranks[-1]] += head
-    return round(max(loads), 9), round(sum(load * load for load in loads), 9)
+    for rank, load in zip(ranks, stages):
+        loads[rank] += load
+    return round(max(loads) + max(stages), 9), round(sum(load * load for load in (*loads, *stages)), 9)

@@ -32,14 +32,13 @@ PLACEMENTS = st.sampled_from([("1f1b", 1), ("interleaved", 2), ("interleaved", 3
 
 
 def slowest(counts, costs, ranks, head):
-    """Add up each rank's layers; the last stage's rank has the head."""
+    """Add up the layers of each stage and of each rank; the last stage has the head, too."""
     ends = list(itertools.accumulate(counts))
-    loads = [
-        sum(sum(costs[end - n : end]) for n, end, rank in zip(counts, ends, ranks) if rank == r)
-        for r in range(max(ranks) + 1)
-    ]
-    loads[ranks[-1]] += head
-    return max(loads)
+    stages = [sum(costs[end - n : end]) for n, end in zip(counts, ends)]
+    stages[-1] += head
+    return max(stages) + max(
+        sum(load for load, rank in zip(stages, ranks) if rank == r) for r in range(max(ranks) + 1)
+    )
 
 
 @given(
@@ -73,7 +72,7 @@ def test_a_head_takes_layers_from_the_last_stage():
     ]
     assert balanced_split((1.0,) * 8, (0, 1), 3.0) == [5, 3]
     assert balanced_split((1.0,) * 5, (0, 1, 2, 3, 4), 3.0) == [1, 1, 1, 1, 1]
-    assert slowest(balanced_split((1.0,) * 9, (0, 1, 1, 0), 1.0), [1] * 9, (0, 1, 1, 0), 1) == 5
+    assert slowest(balanced_split((1.0,) * 9, (0, 1, 1, 0), 1.0), [1] * 9, (0, 1, 1, 0), 1) == 5 + 3
 
 
 def test_half_blocks_balance_the_reference_model():

@@ -208,7 +208,7 @@ NUMBERS = {
     "bandwidth": ("3.35 2.9", "3350 2900", "3350e3 2900e3", "3350e6 2900e6", "0 0", "3350e9 nan"),
     "inside": ("450 300", "inf 300e9", "450e9 -inf", "1e30 1e30", "450e12 300e9", "0.0 0.0"),
     "between": ("400 300", "4500e9 3000e9", "4500e9 32e9", "3.2e12 1.5e12", "0 0", "-50e9 32e9", "nan nan"),
-    "forward": ("98900e12 28800e12", "98900e12 288e12"),
+    "forward": ("98900e12 28800e12", "98900e12 288e12", "400e9 200e9", "989e12 288e9"),
 }  # fmt: skip
 KEYS = (
     "memory_bytes = 80", "memory_bytes = 81920", "memory_bytes = -85899345920", "memory_bytes = 80.5",
@@ -216,8 +216,11 @@ KEYS = (
     "ranks_per_node = 0", "ranks_per_node = -8", "ranks_per_node = 7.5", "ranks_per_node = 9000000",
     "launch_s = 5", "launch_s = 0.005", "launch_s = inf", "inside_latency_s = 3.4", "inside_latency_s = nan",
     "inside_latency_s = -3e-6", "contention = 0.0", "contention = 80", "contended_nodes = 0",
-    "device = 'gpu'", "name = ''",
+    "device = 'gpu'", "name = ''", "inside_latency_s = 0.5", "between_latency_s = 0.9",
 )  # fmt: skip
+
+
+FP8 = "fp8 = { peak = 1e12, sustained = 1e12"
 
 
 def _sheets():
@@ -231,6 +234,10 @@ def _sheets():
             )
     for line in KEYS:
         yield line, re.sub(rf"(?m)^{line.split()[0]} = [^#\n]*", line, SHEET)
+    yield "fp8 slower than bf16", re.sub("fp8 = { peak = [0-9e]+, sustained = [0-9.e]+", FP8, SHEET)
+    for key in ("host.copy", "host.update", "storage.write"):
+        figure = "{ peak = 1e14, sustained = 1e14, peak_source = 'a', sustained_source = 'b' }"
+        yield f"{key} of 1e14", f"{key} = {figure}\n{SHEET}"
     yield "another table", SHEET.replace("[links]", "[network]")
     yield "another figure", SHEET.replace("bf16 = {", "bf17 = {")
     yield "no source", re.sub("bf16 = .*", "bf16 = { peak = 989e12, sustained = 794e12 }", SHEET)

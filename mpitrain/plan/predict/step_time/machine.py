@@ -3,6 +3,7 @@
 Those of jobs/machines/ are found by name or alias; any other by its path.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,10 +59,10 @@ BOUNDS = {
     ("attention", "cuda"): (1e11, 1e17), ("attention", "cpu"): (1e6, 1e15),
     ("memory", "cuda"): (1e10, 1e15), ("memory", "cpu"): (1e7, 1e14),
     ("links", "cuda"): (1e7, 1e14), ("links", "cpu"): (1e4, 1e14),
-    ("host", "cuda"): (1e6, 1e15), ("host", "cpu"): (1e6, 1e15),
-    ("storage", "cuda"): (1e6, 1e15), ("storage", "cpu"): (1e6, 1e15),
+    **dict.fromkeys(itertools.product(("host", "storage"), ("cuda", "cpu")), (1e6, 1e13)),
 }  # fmt: skip
 LEAST_REACHED = 1e-3  # of a peak: below is another unit
+NARROWER = ("fp64", "fp32", "bf16", "fp8")  # on a GPU each is as fast as the one before it at least
 FASTER_BETWEEN = 4.0  # times the links inside a node: beyond it one of them is of another unit
 # FLOPs of a product's peak for each byte of memory's bandwidth: 5 of a core, 300 to 600 of a GPU
 BALANCE = (0.05, 20_000.0)
@@ -69,7 +70,8 @@ LONGEST_LAUNCH_S = {"cuda": 1e-3, "cpu": 1e-1}
 
 # a second: below are TFLOP/s or GB/s that were typed as FLOP/s or bytes/s
 Rate = Annotated[float, Meta(ge=1e4, lt=1e24)]
-Latency = Annotated[float, Meta(ge=0, le=1)]  # seconds
+LONGEST_LATENCY_S = 0.1
+Latency = Annotated[float, Meta(ge=0, le=LONGEST_LATENCY_S)]
 DataType = Annotated[str, Meta(pattern="^[a-z0-9_]{1,32}$")]
 
 
@@ -486,9 +488,12 @@ def _of_pairs(machine: MachineFile) -> Iterator[str]:
     for kind in ("peak", "sustained") if machine.device == "cuda" else ("sustained",):
         between, inside = getattr(links.between, kind), getattr(links.inside, kind)
         for key, figure in machine.attention.items():
-            if getattr(figure, kind) > fastest:
-                rate = getattr(figure, kind)
-                yield f"attention.{key}: {kind} = {rate:g} is above products' peak, {fastest:g}"
+            rate = getattr(figure, kind)
+            if not LEAST_REACHED * fastest <= rate <= fastest:
+                yield (
+                    f"attention.{key}: {kind} = {rate:g} beside products of {fastest:g}; needed "
+                    f"{LEAST_REACHED:g} to 1 times as much, both in FLOP/s"
+                )
         if between > FASTER_BETWEEN * inside:
             yield (
                 f"links.between: {kind} = {between:g} is more than {FASTER_BETWEEN:g} times "
@@ -499,6 +504,12 @@ def _of_pairs(machine: MachineFile) -> Iterator[str]:
                 f"links.inside: {kind} = {inside:g} is more than twice memory.bandwidth's "
                 f"peak, {bandwidth:g}; needed both in bytes/s of one rank"
             )
+    known = [dtype for dtype in NARROWER if dtype in machine.products]
+    for wide, narrow in itertools.pairwise(known if machine.device == "cuda" else ()):
+        if machine.products[wide].peak > machine.products[narrow].peak:
+            yield f"products.{wide}: found a higher peak than products.{narrow}; needed both in FLOP/s"
+    if "copy" in machine.host and machine.host["copy"].peak > bandwidth:
+        yield f"host.copy: found a higher peak than memory.bandwidth, {bandwidth:g}; needed bytes/s"
     if not BALANCE[0] <= fastest / bandwidth <= BALANCE[1]:
         yield (
             f"memory.bandwidth: peak = {bandwidth:g} beside products of {fastest:g} FLOP/s, "
