@@ -38,7 +38,12 @@ def model_in(fields: Mapping[str, str], assumed: dict[str, str]) -> StepModel:
     changed = _changed(fields, published, model, assumed)
     if changed != published:
         model = published_model(changed, sequence)
-    _require_size(fields, model)
+    stated = number_in(fields, "params_b")
+    found = model.num_parameters / 1e9
+    if stated and abs(math.log(found / stated)) > DIFFER:
+        raise ConfigError(
+            f"params_b = {stated:g} contradicts its sizes, which make {found:.3g} billion parameters"
+        )
     return model
 
 
@@ -94,12 +99,13 @@ def layouts_in(
     schedule, chunks = _schedule(fields.get("schedule", ""), count_in(fields, "vpp") or 1, pp)
     modes = _recompute(fields, convention, assumed)
     precision = fields.get("precision", "")
+    sequence_parallel = tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
     layout = StepLayout(
         ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, model, tp, ep, ranks // pp),
         chunks=chunks, zero=zero, schedule=schedule, compute=_dtype(fields),
         flash=_flag(fields, "flash", convention.flash, assumed),
         fused=convention.fused or "compile" in precision,
-        sequence_parallel=_sequence_parallel(fields, convention, tp),
+        sequence_parallel=sequence_parallel,
         overlapped=convention.overlapped, wire_bytes=convention.wire_bytes,
         gradient_bytes=convention.wire_bytes,
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
@@ -134,12 +140,12 @@ def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
     sequence = count_in(fields, "seq")
     if not ranks or not sequence:
         raise Incomplete(f"found no {'seq' if ranks else 'gpus'}; needed gpus and seq")
-    _require_degrees(fields, ranks, inside)
+    dp = count_in(fields, "dp")
+    if ranks % inside:
+        raise ConfigError(f"tp x cp x pp = {inside} doesn't divide its {ranks} GPUs")
+    if dp and dp * inside != ranks:
+        raise ConfigError(f"dp {dp} x tp x cp x pp {inside} = {dp * inside} contradicts its {ranks} GPUs")
     return ranks, sequence
-
-
-def _sequence_parallel(fields: Mapping[str, str], convention: Convention, tp: int) -> bool:
-    return tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
 
 
 def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: int) -> int:
@@ -147,7 +153,7 @@ def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: i
     stated = count_in(fields, "etp")
     if stated:
         return stated
-    return tp if model.experts and ep * tp <= ranks and not _folded(fields) else 1
+    return tp if model.experts and ep * tp <= ranks and "fold" not in fields["system"].lower() else 1
 
 
 def _batch(
@@ -166,7 +172,11 @@ def _batch(
         micro = batch // (dp * count)
     if micro is None:
         return batch, _possible_micros(batch, dp, zero, assumed)
-    _require_batch(batch, micro, count, dp)
+    if count is not None and micro * count * dp != batch:
+        raise ConfigError(
+            f"mbs {micro} x n_microbatches {count} x dp {dp} = {micro * count * dp} contradicts "
+            f"gbs_seqs {batch}"
+        )
     return batch, [micro]
 
 
@@ -175,14 +185,6 @@ def _possible_micros(batch: int, dp: int, zero: int, assumed: dict[str, str]) ->
     possible = [each for each in MICROS if batch % (dp * each) == 0] if zero == 3 else [1]
     assumed["micro"] = "1 to 8" if len(possible) > 1 else "1"
     return possible or [1]
-
-
-def _require_batch(batch: int, micro: int, count: int | None, dp: int) -> None:
-    if count is not None and micro * count * dp != batch:
-        raise ConfigError(
-            f"mbs {micro} x n_microbatches {count} x dp {dp} = {micro * count * dp} contradicts "
-            f"gbs_seqs {batch}"
-        )
 
 
 def number_in(fields: Mapping[str, str], key: str) -> float | None:
@@ -246,27 +248,6 @@ def _experts_alone(fields: Mapping[str, str]) -> dict[str, int]:
         raise Incomplete("n_experts without topk and ffn: needed both")
     _require_active(active, count)
     return dict(count=count, active=active, width=width)
-
-
-def _require_size(fields: Mapping[str, str], model: StepModel) -> None:
-    stated = number_in(fields, "params_b")
-    found = model.num_parameters / 1e9
-    if stated and abs(math.log(found / stated)) > DIFFER:
-        raise ConfigError(
-            f"params_b = {stated:g} contradicts its sizes, which make {found:.3g} billion parameters"
-        )
-
-
-def _folded(fields: Mapping[str, str]) -> bool:
-    return "fold" in fields["system"].lower()
-
-
-def _require_degrees(fields: Mapping[str, str], ranks: int, inside: int) -> None:
-    dp = count_in(fields, "dp")
-    if ranks % inside:
-        raise ConfigError(f"tp x cp x pp = {inside} doesn't divide its {ranks} GPUs")
-    if dp and dp * inside != ranks:
-        raise ConfigError(f"dp {dp} x tp x cp x pp {inside} = {dp * inside} contradicts its {ranks} GPUs")
 
 
 def _zero(fields: Mapping[str, str], convention: Convention, assumed: dict[str, str]) -> int:

@@ -113,7 +113,12 @@ def find_layouts(asked: PlanRequest, ranks: int, node_ranks: int = 0) -> "PlanAn
     node_ranks: of a node; 0: the machine's. Raises ConfigError if none fits.
     """
     changed = changes(asked.what_if)
-    _require_files(asked)
+    if asked.out is not None:
+        require_file("--out", asked.out, (".toml",))
+    if asked.all is not None:
+        require_file("--all", asked.all, (".csv", ".svg", ".png"))
+        if not asked.all.endswith(".csv"):
+            require_plotting(asked.all, "--all")
     loaded = _read(asked)
     tokens = _tokens(asked.tokens)
     with ProgressBar("mpitrain plan"):
@@ -152,16 +157,6 @@ def _all_layouts(answer: "PlanAnswer", suffix: str) -> bytes:
     return time_against_memory(layouts, answer.limit, suffix[1:])
 
 
-def _require_files(asked: PlanRequest) -> None:
-    """Raise ConfigError for files that can't be written."""
-    if asked.out is not None:
-        require_file("--out", asked.out, (".toml",))
-    if asked.all is not None:
-        require_file("--all", asked.all, (".csv", ".svg", ".png"))
-        if not asked.all.endswith(".csv"):
-            require_plotting(asked.all, "--all")
-
-
 def _written(given: LoadedConfig, best: RunnableLayout, tokens: float, out: str) -> str:
     """Return what the user gave and the planner chose, as TOML.
 
@@ -173,16 +168,12 @@ def _written(given: LoadedConfig, best: RunnableLayout, tokens: float, out: str)
     if tokens:
         values["run.steps"] = math.ceil(tokens / best.candidate.layout.tokens)
     if not given.origins.is_given("run.dir"):
-        values["run.dir"] = _unused(f"runs/{Path(out).stem}")
+        folder = f"runs/{Path(out).stem}"
+        names = (folder, *(f"{folder}-{number}" for number in range(2, 1000)))
+        values["run.dir"] = next((name for name in names if not os.path.lexists(name)), folder)
     origins = given.origins.updated(keys, KeyOrigin(PLANNER))
     planned = LoadedConfig(best.config, origins).with_values(values, KeyOrigin(PLANNER))
     return settings.given_toml(planned)
-
-
-def _unused(folder: str) -> str:
-    """Return a name of a folder that isn't there: this one, or with a number after it."""
-    names = (folder, *(f"{folder}-{number}" for number in range(2, 1000)))
-    return next((name for name in names if not os.path.lexists(name)), folder)
 
 
 def _tokens(text: str | None) -> float:

@@ -37,7 +37,13 @@ def draw(played: Played, kind: str) -> bytes:
     frame.write_head(f"{played.table.name}:  {size_in_words(played)}", lines)
     frame.add_legend(timeline, tints(played.chunks, played.table.copies, played.table.segments))
     frame.rows(timeline, row)
-    _draw_memory(frame, frame.axes(memory), played)
+    axes = frame.axes(memory)
+    curves = [_settled(played.memory(rank), played.timeline.makespan) for rank in range(played.num_ranks)]
+    if played.num_ranks <= SINGLE_CURVES:
+        _each_rank(frame, axes, curves, played)
+    else:
+        _envelope(frame, axes, curves, played)
+    axes.set_xlabel("time", fontsize=frame.small)
     return frame.render(kind)
 
 
@@ -64,16 +70,6 @@ def tints(chunks: tuple[tuple[int, ...], ...], copies: int, segments: int) -> st
 
 
 # ---------------------------------------------------------------- memory
-
-
-def _draw_memory(frame: Frame, axes: Axes, played: Played) -> None:
-    """Draw the stashes that ranks hold: an area for each rank, or the worst one in the envelope of all."""
-    curves = [_settled(played.memory(rank), played.timeline.makespan) for rank in range(played.num_ranks)]
-    if played.num_ranks <= SINGLE_CURVES:
-        _each_rank(frame, axes, curves, played)
-    else:
-        _envelope(frame, axes, curves, played)
-    axes.set_xlabel("time", fontsize=frame.small)
 
 
 def _settled(curve: Curve, end: float) -> Curve:

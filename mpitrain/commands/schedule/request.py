@@ -66,20 +66,16 @@ def _table(request: Request) -> Table:
     if None in (request.num_ranks, request.num_microbatches):
         raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
     if request.name == AUTO:
-        return _chosen(request)
+        assert request.num_ranks is not None and request.num_microbatches is not None
+        options = Options(
+            request.chunks, request.group, request.segments, request.times,
+            memory_limit=request.memory_limit, weight_memory=request.weight_memory,
+            recompute=request.recompute, offload=request.offload, notify=request.notify,
+        )  # fmt: skip
+        return fastest(request.num_ranks, request.num_microbatches, options, request.stage_times_of).table
     return catalog.build(
         request.name, request.num_ranks, request.num_microbatches, _options(request, family), family
     )
-
-
-def _chosen(request: Request) -> Table:
-    assert request.num_ranks is not None and request.num_microbatches is not None
-    options = Options(
-        request.chunks, request.group, request.segments, request.times,
-        memory_limit=request.memory_limit, weight_memory=request.weight_memory,
-        recompute=request.recompute, offload=request.offload, notify=request.notify,
-    )  # fmt: skip
-    return fastest(request.num_ranks, request.num_microbatches, options, request.stage_times_of).table
 
 
 def _options(request: Request, family: ScheduleFamily) -> Options:

@@ -11,7 +11,6 @@ from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_o
 from mpitrain.plan.predict.step_time.step import (
     message_seconds,
     play_pipeline,
-    slowest_rank,
     state_exposed,
     table_of,
 )
@@ -74,6 +73,6 @@ def predict_timeline(model: StepModel, layout: StepLayout, machine: MachineRates
         stages,
         table.num_microbatches * table.copies // table.segments,
         layout.num_microbatches,
-        state_exposed(model, layout, machine, slowest_rank(stages, layout)),
+        state_exposed(model, layout, machine, stages),
         update_seconds(model, layout, machine),
     )

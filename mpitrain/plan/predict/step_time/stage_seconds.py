@@ -66,7 +66,6 @@ class StageSeconds(NamedTuple):
     weights: float
     exposed: Mapping[str, float]
     exposed_forward: Mapping[str, float]
-    blocks: int
 
     @property
     def total(self) -> float:
@@ -81,7 +80,7 @@ class StageSeconds(NamedTuple):
             for whole in (self.exposed, self.exposed_forward)
         )
         forward, inputs, weights = self.forward / share, self.inputs / share, self.weights / share
-        return StageSeconds(forward, inputs, weights, exposed, exposed_forward, self.blocks)
+        return StageSeconds(forward, inputs, weights, exposed, exposed_forward)
 
 
 def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]:
@@ -328,7 +327,7 @@ def stages_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> li
     for pieces in stages:
         if pieces not in alike:
             parts = [(_piece_seconds(model, piece, own, machine, load), count) for piece, count in pieces]
-            alike[pieces] = _together(parts, sum(count for piece, count in pieces if piece.kind >= 0))
+            alike[pieces] = _together(parts)
     return [alike[pieces] for pieces in stages]
 
 
@@ -383,7 +382,7 @@ def stash_bytes(model: StepModel, layout: StepLayout, piece: Piece) -> int:
     return sum(work.kept for work in works_of(model, layout, 1.0).of(piece))
 
 
-def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:
+def _together(parts: Sequence[tuple[Part, int]]) -> StageSeconds:
     exposed = defaultdict[str, float](float)
     exposed_forward = defaultdict[str, float](float)
     for part, count in parts:
@@ -394,4 +393,4 @@ def _together(parts: Sequence[tuple[Part, int]], blocks: int) -> StageSeconds:
     forward, inputs, weights = (
         sum(count * getattr(part, name) for part, count in parts) for name in ("forward", "inputs", "weights")
     )
-    return StageSeconds(forward, inputs, weights, exposed, exposed_forward, blocks)
+    return StageSeconds(forward, inputs, weights, exposed, exposed_forward)

@@ -137,8 +137,8 @@ def _undisturbed(model: StepModel, layout: StepLayout, machine: MachineRates, bu
     """Return the step of ranks that have a core each."""
     stages = stages_of(model, layout, machine)
     message = message_seconds(model, layout, machine)
-    slowest = slowest_rank(stages, layout)
-    alone = sum(stage.total for stage in slowest)
+    slowest = max(_stages_by_rank(stages, layout), key=_microbatch_seconds)
+    alone = _microbatch_seconds(slowest)
     pipeline, in_flight = _pipeline_seconds(stages, layout, alone, message, machine.sends_meanwhile, bubble)
     count = layout.num_microbatches
     exposed = {axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")}
@@ -147,7 +147,7 @@ def _undisturbed(model: StepModel, layout: StepLayout, machine: MachineRates, bu
             exposed[axis] += count * took
     busy = count * alone
     inside = sum(exposed.values())
-    state = state_exposed(model, layout, machine, slowest)
+    state = state_exposed(model, layout, machine, stages)
     exposed["dp"] += state
     update = update_seconds(model, layout, machine)
     footprint = footprint_of(model, layout, in_flight)
@@ -168,15 +168,17 @@ def _crowded(found: Prediction, in_turns: Prediction, work: float, waiting: floa
     return in_turns._replace(seconds=work + bubble, bubble=bubble, footprint=found.footprint)
 
 
-def slowest_rank(stages: list[StageSeconds], layout: StepLayout) -> list[StageSeconds]:
-    """Return the stages of the pipeline rank that computes longest, with the seconds of a microbatch.
+def _stages_by_rank(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
+    """Return the stages of each pipeline rank, with the seconds of a microbatch.
 
     Each of two copies runs half of the microbatches, so a stage takes half of its time in the mean.
     """
-    copies = copies_of(layout)
-    shared = [stage.divided(copies) for stage in stages]
-    ranks = ([shared[stage] for stage in held] for held in stages_of_ranks(layout))
-    return max(ranks, key=lambda own: sum(each.total for each in own))
+    shared = [stage.divided(copies_of(layout)) for stage in stages]
+    return [[shared[stage] for stage in held] for held in stages_of_ranks(layout)]
+
+
+def _microbatch_seconds(stages: list[StageSeconds]) -> float:
+    return sum(stage.total for stage in stages)
 
 
 def message_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
@@ -359,23 +361,24 @@ def _programs(played: PlayedSize) -> Programs:
 
 
 def state_exposed(
-    model: StepModel, layout: StepLayout, machine: MachineRates, slowest: list[StageSeconds]
+    model: StepModel, layout: StepLayout, machine: MachineRates, stages: list[StageSeconds]
 ) -> float:
     """Return the seconds of weights and gradients between data ranks that no computation hides.
 
     Gradients travel under the last microbatch's backward, weights under the next step's first
-    forward; the last bucket of a block has nothing left to hide it.
+    forward; the last bucket of a block has nothing left to hide it. A rank that computes less than
+    the slowest one waits for it anyway: so no faster computation makes a step longer.
     """
-    weights = most_weights(model, layout)
-    gathered, reduced = state_seconds(layout, machine, weights)
+    gathered, reduced = state_seconds(layout, machine, most_weights(model, layout))
     gathered *= not fetches_each(layout)  # else microbatches have it
     reduced *= not layout.sums_each
     sent = gathered + reduced
-    blocks = max(1, sum(stage.blocks for stage in slowest))
-    backward = sum(stage.inputs + stage.weights for stage in slowest)
-    forward = sum(stage.forward for stage in slowest)
-    last = sent / blocks
-    exposed = last + max(0.0, reduced - backward) + max(0.0, gathered - forward)
+    ranks = _stages_by_rank(stages, layout)
+    slowest = max(map(_microbatch_seconds, ranks))
+    forward = max(sum(stage.forward for stage in held) for held in ranks)
+    backward = max(sum(stage.inputs + stage.weights for stage in held) for held in ranks)
+    last = sent * layout.pp / (len(model.blocks) * copies_of(layout))
+    exposed = last + max(0.0, reduced + forward - slowest) + max(0.0, gathered + backward - slowest)
     if layout.overlapped and machine.sends_meanwhile:
         return exposed
     return min(sent, max(exposed_share(layout, machine) * sent, exposed))
