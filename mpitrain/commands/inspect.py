@@ -29,11 +29,7 @@ from mpitrain.plan.predict.memory_limit import (
     limit_of_rank,
     require_limit,
 )
-from mpitrain.plan.predict.memory_table import (
-    fit_line,
-    parameter_line,
-    table_of_usage,
-)
+from mpitrain.plan.predict.memory_table import fit_line, parameter_line, table_of_usage
 from mpitrain.plan.predict.model_parts import activation_line, parts_table
 from mpitrain.plan.predict.process_memory import processes_memory
 from mpitrain.plan.predict.promises import (

@@ -37,7 +37,7 @@ def _summary(folder: ModelFolder, imported: Imported) -> str:
     parameters = sum(weight.spec.numel for weight in matched.weights)
     lines = [
         f"{len(tensors):,} tensors, {parameters:,} parameters, {read:,} bytes read in {seconds:.1f} s "
-        f"({read / 1e6 / seconds:,.0f} MB/s); {digest_line(matched, where)}",
+        f"({read / 1e6 / seconds:,.0f} MB/s); {digest_line(matched, where)}"
     ]
     if matched.ignored:
         lines.append(f"ignored: {len(matched.ignored):,} tensors that are not part of the model")

@@ -130,9 +130,7 @@ class Tape:
         return y, partial(function.again, y.grad_fn) if self.selective else None
 
     def normed_by(
-        self,
-        x: torch.Tensor,
-        norm: "NormSegment | None",
+        self, x: torch.Tensor, norm: "NormSegment | None"
     ) -> tuple[torch.Tensor, Again | RegatheredInput | None]:
         """Do the same with what a norm has; without one, x."""
         return self.normed(x, None) if norm is None else self.normed(x, norm.norm, norm.bias)

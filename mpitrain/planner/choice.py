@@ -25,10 +25,7 @@ from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.plan.program import LoweredPrograms
 from mpitrain.plan.settings.pipeline_table import holds_bounded
 from mpitrain.planner.candidates import FixedKeys, SearchSpace, fixed_keys
-from mpitrain.planner.explained import (
-    binding,
-    idle_degrees,
-)
+from mpitrain.planner.explained import binding, idle_degrees
 from mpitrain.planner.of_config import expert_load_of, model_of
 from mpitrain.planner.search import REFUSED, SLOWER, Candidate, SearchResult, search
 from mpitrain.planner.what_if import WhatIf

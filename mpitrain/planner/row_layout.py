@@ -215,9 +215,7 @@ def _require_active(active: int, count: int) -> None:
 
 
 def _published_alone(
-    fields: Mapping[str, str],
-    assumed: dict[str, str],
-    unknown: ConfigError,
+    fields: Mapping[str, str], assumed: dict[str, str], unknown: ConfigError
 ) -> PublishedModel:
     """Return the model that a row's sizes say: as GPT-2's, or with a gate where its hidden units aren't
     four widths, or heads share keys.

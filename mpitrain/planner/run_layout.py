@@ -19,11 +19,7 @@ from mpitrain.inputs import kind_of
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import Origins
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory_limit import (
-    computes_on_gpu,
-    held_by_ranks,
-    limit_of_rank,
-)
+from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks, limit_of_rank
 from mpitrain.plan.predict.step_time.expert_load import expert_load
 from mpitrain.plan.predict.step_time.machine import (
     MEASURED,

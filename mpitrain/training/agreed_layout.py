@@ -9,10 +9,7 @@ from mpitrain.training.agreement import require_same_configuration
 
 
 def agreed_layout(
-    given: LoadedConfig,
-    world: World,
-    vocabulary: Vocabulary,
-    look_at_gpus: bool = True,
+    given: LoadedConfig, world: World, vocabulary: Vocabulary, look_at_gpus: bool = True
 ) -> AnsweredLayout:
     """Return the answer of rank 0 on all ranks, whose configurations have to be the same.
 

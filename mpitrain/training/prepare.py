@@ -68,10 +68,7 @@ class JoinedRanks(NamedTuple):
 
 
 def open_run(
-    path: str | None,
-    overrides: tuple[str, ...],
-    guard: Guard,
-    record: RecordRequest | None = None,
+    path: str | None, overrides: tuple[str, ...], guard: Guard, record: RecordRequest | None = None
 ) -> tuple[PreparedRun, World]:
     """Join the ranks and open the run, without spare ranks. Collective over all ranks; raises as these do."""
     joined = join_ranks(path, overrides, guard)

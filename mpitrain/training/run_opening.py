@@ -19,13 +19,7 @@ from mpitrain.data.corpus_files import check_source
 from mpitrain.data.preparation import Reporter, prepare
 from mpitrain.data.read_tokens import Tokens
 from mpitrain.data.tokenizer import Vocabulary, separator
-from mpitrain.data.tokens import (
-    Description,
-    describe,
-    keep_tokenizer,
-    keep_trained,
-    num_prepared,
-)
+from mpitrain.data.tokens import Description, describe, keep_tokenizer, keep_trained, num_prepared
 from mpitrain.errors import (
     CheckpointError,
     ConfigError,

@@ -64,7 +64,7 @@ class Validation:
             return {}
         self._leaving.validated(time.monotonic() - begin_s)
         line: dict[str, Any] = {
-            "val_loss": loss,  # mean cross-entropy of the validation batches, in nats
+            "val_loss": loss  # mean cross-entropy of the validation batches, in nats
         }
         if evaluations:
             # by source, its loss (run.eval_sources); by task, its metrics (run.eval_tasks)

@@ -29,13 +29,7 @@ from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.planner.candidates import FixedKeys
 from mpitrain.planner.choice import FULL, RunnableLayout, choose_layouts, few_digits, named
-from mpitrain.planner.explained import (
-    balance,
-    binding,
-    parts_of,
-    rules,
-    why_lost,
-)
+from mpitrain.planner.explained import balance, binding, parts_of, rules, why_lost
 from mpitrain.planner.goodput import (
     NODE_HOURS,
     CopiesInMemory,

@@ -37,12 +37,7 @@ def draw(found: Frontier, size: StepSize, kind: str) -> bytes:
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.legend(fontsize=SMALL, frameon=False)
-    figure.suptitle(
-        size_in_words(size),
-        fontsize=13,
-        x=0.01,
-        ha="left",
-    )
+    figure.suptitle(size_in_words(size), fontsize=13, x=0.01, ha="left")
     return rendered(figure, kind)
 
 

@@ -7,13 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain.data.source import Damaged, File, Source, TokenFile, TokenRule
-from mpitrain.data.token_files import (
-    StoredArray,
-    file_size,
-    head_of,
-    read_part,
-    require_ascending,
-)
+from mpitrain.data.token_files import StoredArray, file_size, head_of, read_part, require_ascending
 from mpitrain.inputs import shown
 
 MAGIC = b"MMIDIDX\0\0"

@@ -195,6 +195,6 @@ DEEPSEEK_V3 = ModelFamily(
                 yarn_length=4096,
             ),
             experts=dict(width=2048),
-        ),
+        )
     },
 )

@@ -50,12 +50,7 @@ class Kind(Protocol):
 
 
 def context_attention(
-    axis: Axis,
-    kind: str,
-    sequence: int,
-    heads: int,
-    kv_heads: int,
-    head_width: int,
+    axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int, head_width: int
 ) -> "ContextAttention":
     """Return the attention of `kind` over `axis`.
 
@@ -102,11 +97,7 @@ class ContextAttention:
             self._kind = (Gather if kind == "gather" else Ring)(axis, placement)
 
     def forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        request: AttentionRequest = PLAIN,
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest = PLAIN
     ) -> Walk:
         """Attend; return (out [B, H, t, C], what backward needs).
 

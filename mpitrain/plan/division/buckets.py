@@ -140,10 +140,7 @@ def parts_of(config: ResolvedConfig, blocks: list[list[Spec]], joined: set[int])
 
 
 def buckets_of(
-    config: ResolvedConfig,
-    blocks: list[list[Spec]],
-    parts: list[range],
-    copies: int = 1,
+    config: ResolvedConfig, blocks: list[list[Spec]], parts: list[range], copies: int = 1
 ) -> list[BucketPlan]:
     """Return the buckets of a stage.
 

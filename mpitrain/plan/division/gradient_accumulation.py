@@ -40,10 +40,7 @@ Completed = Mapping[Action, list[tuple[Any, range]]]
 
 
 def completed_by(
-    program: Sequence[Action],
-    stages: Mapping[int, StageLike],
-    table: Table,
-    run: TreeRun,
+    program: Sequence[Action], stages: Mapping[int, StageLike], table: Table, run: TreeRun
 ) -> Completed:
     """Return which groups of which gradients are complete after an instruction of this rank's program."""
     last: dict[tuple[int, range], tuple[Action, Any]] = {}

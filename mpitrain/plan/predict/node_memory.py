@@ -53,11 +53,7 @@ def require_memory(plan: Plan, training: bool = True) -> None:
 
 
 def require_gpu_memory(
-    plan: Plan,
-    pipeline_ranks: Sequence[int],
-    name: str,
-    found_bytes: int,
-    training: bool = True,
+    plan: Plan, pipeline_ranks: Sequence[int], name: str, found_bytes: int, training: bool = True
 ) -> None:
     """Raise ConfigError if what the ranks on one GPU keep at least can't fit into its memory.
 

@@ -49,10 +49,7 @@ def with_heads(model: ResolvedModel, family: ModelFamily, kv_heads: int | None) 
 
 
 def resolve_attention(
-    config: Config,
-    model: ResolvedModel,
-    family: ModelFamily,
-    preset: Mapping[str, Any],
+    config: Config, model: ResolvedModel, family: ModelFamily, preset: Mapping[str, Any]
 ) -> ResolvedAttention:
     """Fill in what the table `attention` left open.
 
@@ -134,9 +131,7 @@ def _refuse_two_scalings(used: list[str], resolved: dict[str, Any]) -> None:
 
 
 def _without_window(
-    resolved: dict[str, Any],
-    given: dict[str, Any],
-    known: Mapping[str, Any],
+    resolved: dict[str, Any], given: dict[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the keys of windows that have no effect, where there is no window, as the family has them.
 

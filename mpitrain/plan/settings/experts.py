@@ -31,10 +31,7 @@ def ranks_of_pipeline_rank(parallel: Parallel) -> int:
 
 
 def resolve_experts(
-    config: Config,
-    model: ResolvedModel,
-    family: ModelFamily,
-    preset: Mapping[str, Any],
+    config: Config, model: ResolvedModel, family: ModelFamily, preset: Mapping[str, Any]
 ) -> ResolvedExperts:
     """Fill in what the table `experts` left open. Raises ConfigError for keys that the family hasn't."""
     values = {key: getattr(config.experts, key) for key in ExpertsTable.__struct_fields__}
