@@ -99,13 +99,12 @@ def layouts_in(
     schedule, chunks = _schedule(fields.get("schedule", ""), count_in(fields, "vpp") or 1, pp)
     modes = _recompute(fields, convention, assumed)
     precision = fields.get("precision", "")
-    sequence_parallel = tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
     layout = StepLayout(
         ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, model, tp, ep, ranks // pp),
         chunks=chunks, zero=zero, schedule=schedule, compute=_dtype(fields),
         flash=_flag(fields, "flash", convention.flash, assumed),
         fused=convention.fused or "compile" in precision,
-        sequence_parallel=sequence_parallel,
+        sequence_parallel=_sequence_parallel(fields, convention, tp),
         overlapped=convention.overlapped, wire_bytes=convention.wire_bytes,
         gradient_bytes=convention.wire_bytes,
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
@@ -146,6 +145,10 @@ def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
     if dp and dp * inside != ranks:
         raise ConfigError(f"dp {dp} x tp x cp x pp {inside} = {dp * inside} contradicts its {ranks} GPUs")
     return ranks, sequence
+
+
+def _sequence_parallel(fields: Mapping[str, str], convention: Convention, tp: int) -> bool:
+    return tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
 
 
 def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: int) -> int:

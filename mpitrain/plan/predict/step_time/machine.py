@@ -453,7 +453,7 @@ def _require_sense(found: MachineFile, path: str) -> None:
             f"machine {shown(path)}: found one of links.pair and links.pair_latency_s; needed both, or none"
         )
     _require_known(found, path)
-    for trouble in (*_of_figures(found), *_of_pairs(found)):
+    for trouble in (*_of_figures(found), *_of_pairs(found), *_of_gpu(found)):
         raise ConfigError(f"machine {shown(path)}: {trouble}")
 
 
@@ -504,12 +504,6 @@ def _of_pairs(machine: MachineFile) -> Iterator[str]:
                 f"links.inside: {kind} = {inside:g} is more than twice memory.bandwidth's "
                 f"peak, {bandwidth:g}; needed both in bytes/s of one rank"
             )
-    known = [dtype for dtype in NARROWER if dtype in machine.products]
-    for wide, narrow in itertools.pairwise(known if machine.device == "cuda" else ()):
-        if machine.products[wide].peak > machine.products[narrow].peak:
-            yield f"products.{wide}: found a higher peak than products.{narrow}; needed both in FLOP/s"
-    if "copy" in machine.host and machine.host["copy"].peak > bandwidth:
-        yield f"host.copy: found a higher peak than memory.bandwidth, {bandwidth:g}; needed bytes/s"
     if not BALANCE[0] <= fastest / bandwidth <= BALANCE[1]:
         yield (
             f"memory.bandwidth: peak = {bandwidth:g} beside products of {fastest:g} FLOP/s, "
@@ -522,6 +516,19 @@ def _of_pairs(machine: MachineFile) -> Iterator[str]:
             f"links.inside_latency_s = {links.inside_latency_s:g} is more than 100 times "
             f"links.between_latency_s = {links.between_latency_s:g}; needed both in seconds"
         )
+
+
+def _of_gpu(machine: MachineFile) -> Iterator[str]:
+    """Yield figures that no GPU has beside one another."""
+    if machine.device != "cuda":
+        return
+    bandwidth = machine.memory["bandwidth"].peak
+    known = [dtype for dtype in NARROWER if dtype in machine.products]
+    for wide, narrow in itertools.pairwise(known):
+        if machine.products[wide].peak > machine.products[narrow].peak:
+            yield f"products.{wide}: found a higher peak than products.{narrow}; needed both in FLOP/s"
+    if "copy" in machine.host and machine.host["copy"].peak > bandwidth:
+        yield f"host.copy: found a higher peak than memory.bandwidth, {bandwidth:g}; needed bytes/s"
 
 
 def _require_known(found: MachineFile, path: str) -> None:
