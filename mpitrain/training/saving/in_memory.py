@@ -284,7 +284,7 @@ def copied_pieces(actor: Actor) -> list[CopiedPieces]:
 
 
 class _RunningDigest:
-    """CopyFile.digest() of a copy that is being made, part by part, while caches have them."""
+    """CopyFile.digest() of a copy that is being made, piece by piece, while caches have them."""
 
     def __init__(self, file: CopyFile, generation: int):
         self._bytes = file.used_bytes_of(generation)
@@ -292,9 +292,9 @@ class _RunningDigest:
         self._done = 0
         self._digest = xxhash.xxh3_64()
 
-    def add(self, part: torch.Tensor) -> None:
-        """Add everything up to the end of the next part."""
-        self._add_to(part.data_ptr() - self._start + part.nbytes)
+    def add(self, piece: np.ndarray) -> None:
+        """Add everything up to the end of the next piece."""
+        self._add_to(piece.ctypes.data - self._start + piece.nbytes)
 
     def end(self) -> int:
         self._add_to(len(self._bytes))

@@ -14,7 +14,7 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_array, to_tensor
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import listed, shown
-from mpitrain.kernels.streams import streams_of
+from mpitrain.kernels.streams import AtOnce, streams_of
 from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.training.saving.saved_rules import compute_of
@@ -23,6 +23,7 @@ from mpitrain.weights.matching import FURTHER
 Held = tuple[str, ParameterShard, torch.Tensor]
 Parts = Mapping[str, Sequence[tuple[np.ndarray, save.Extent]]]  # of each array, by name
 PARAMETERS = "parameters"
+PIECE_BYTES = 1 << 19
 AT_ONCE = 1 << 20  # elements that are looked at together: a thread that looks needs little memory
 
 
@@ -63,24 +64,26 @@ class Snapshot:
         self.sizes = [x.nbytes for _, _, x in live]
         self.num_bytes = self.own_bytes = sum(self.sizes)
 
-    def take(self, each: Callable[[torch.Tensor], object] | None = None) -> None:
+    def take(self, each: Callable[[np.ndarray], object] | None = None) -> None:
         """Have everything as it is now. The only moment for which training stops.
 
-        each: called with each copy in its order; on a CPU at once, while caches have it.
+        each: called with the bytes of each copied piece in its order; on a CPU while caches have them.
         """
         if not self.copied:
             return
         copies = [copy for _, _, copy in self._copies]
         live = [x for _, _, x in self._live()]
-        at_once = not any(x.is_cuda for x in live)
+        if each and isinstance(self._compute, AtOnce):
+            for target, source in zip(_pieces(copies), _pieces(live), strict=True):
+                np.copyto(target, source)
+                each(target)
+            return
         for copy, x in zip(copies, live, strict=True):
             self._compute.copy(copy, x)
-            if each and at_once:
-                each(copy)
         self._compute.record().synchronize()
-        if each and not at_once:
-            for copy in copies:
-                each(copy)
+        if each:
+            for piece in _pieces(copies):
+                each(piece)
 
     @cached_property
     def _copy_parts(self) -> Parts:
@@ -94,6 +97,14 @@ class Snapshot:
 
     def _live(self) -> list[Held]:
         return list(_tensors(self._actor, self._pieces))
+
+
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[np.ndarray]:
+    """Yield the bytes of some flat tensors of the host, in pieces that fit into a core's cache."""
+    for x in tensors:
+        content = x.view(torch.uint8).numpy()
+        for begin in range(0, len(content), PIECE_BYTES):
+            yield content[begin : begin + PIECE_BYTES]
 
 
 def _parts(held: Sequence[Held]) -> Parts:
