@@ -6,7 +6,7 @@ No torch is imported for this.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import gather_of
 from mpitrain.plan.division.stages import StagePlan
@@ -128,7 +128,8 @@ def _refuse_idle_stashes(config: ResolvedConfig, table: Table) -> None:
     ):
         if kind in kinds and value in values:
             raise ConfigError(
-                f'memory.{key} = "{value}" with {table.name}, which {does} {kinds.count(kind)} microbatches '
+                f'memory.{key} = "{value}" with {table.name}, which {does} '
+                f"{counted(kinds.count(kind), 'microbatches')} "
                 f"of a stage itself ({kind}): needed one of them; leave memory.{key} out"
             )
 

@@ -357,7 +357,9 @@ def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
         given = settings.with_values(space.given, {"batch.global_": larger})
         wider = space._replace(ranks=ranks, given=given)
         if 0 < _least(model, wider) < limit.of_tensors:
-            words.append(f"about {ranks:,} ranks" + f" with batch.global = {larger}" * (larger != batch))
+            words.append(
+                f"about {counted(ranks, 'ranks', ',')}" + f" with batch.global = {larger}" * (larger != batch)
+            )
             break
     return f"by formulas it would fit with {', or '.join(words)}"
 

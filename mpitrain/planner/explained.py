@@ -131,9 +131,13 @@ def idle_degrees(model: StepModel, ranks: int, fixed: FixedKeys) -> str:
     words = " x ".join(f"{axis} {size}" for axis, size in named.items())
     if ranks % inside or (len(named) == 4 and ranks != inside):
         return (
-            f"{words} = {inside} doesn't make {ranks} ranks"
+            f"{words} = {inside} doesn't make {counted(ranks, 'ranks')}"
             if len(named) > 1
-            else f"{words} of {ranks} ranks"
+            else f"{words} of {counted(ranks, 'ranks')}"
         )
     stages = fixed.get("parallel.pp", 1) * fixed.get("pipeline.chunks", 1)
-    return f"{stages} stages of {model.sizes.layers} blocks" if stages > model.sizes.layers else ""
+    return (
+        f"{counted(stages, 'stages')} of {counted(model.sizes.layers, 'blocks')}"
+        if stages > model.sizes.layers
+        else ""
+    )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import tomli_w
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
 from mpitrain.planner.fitted import NOTHING, Sample, calibrated, fit, quantile
 from mpitrain.planner.published_rows import Row
@@ -25,7 +25,7 @@ def machine_text(rows: Sequence[Row], samples: Sequence[Sample], source: str) ->
         raise ConfigError(f"--out of a machine's file: found {shown(found)}; needed rows of one system")
     first = rows[0]
     constants = fit(samples, NOTHING, first.regime)
-    words = f"to {len(rows)} steps of {source}"
+    words = f"to {counted(len(rows), 'steps')} of {source}"
     machine = calibrated(first.machine, constants, first.convention.kernel, words)
     spread = _left(samples, first.regime)
     return tomli_w.dumps(msgspec.to_builtins(msgspec.structs.replace(machine, spread=spread)))

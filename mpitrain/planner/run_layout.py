@@ -14,7 +14,7 @@ import msgspec
 from mpitrain import config as settings
 from mpitrain.cluster.rundir import RunDir, read_config
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.errors import ConfigError, MpitrainError, counted
 from mpitrain.inputs import kind_of
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.origins import Origins
@@ -101,7 +101,8 @@ class _Choice:
         if given.run.layout == "planned":
             if found is None:
                 raise ConfigError(
-                    f'run.layout = "planned" on {self._request.num_ranks} ranks: found no layout that fits'
+                    f'run.layout = "planned" on {counted(self._request.num_ranks, "ranks")}: found no '
+                    f"layout that fits"
                     f"{self._of_limit()}; start more ranks, or use a smaller model"
                 )
             return self._chosen(found, 'run.layout = "planned"')

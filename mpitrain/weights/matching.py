@@ -220,8 +220,8 @@ def _ignored(names: Iterable[str], plan: Plan, kind: ModelType, further: int) ->
     stored = family_of(plan.config.model).weight_names[FORMAT].values()
     fronts = {as_stored(form).name_for(plan.config).partition("{block}")[0] for form in stored}
     layers = plan.config.model.layers
-    behind = [f"{front}{layers + number}." for front in fronts for number in range(min(further, 16))]
-    return ignored | {name for name in names if name.startswith(tuple(behind) or ("\0",))}
+    prefixes = [f"{front}{layers + number}." for front in fronts for number in range(min(further, 16))]
+    return ignored | {name for name in names if name.startswith(tuple(prefixes) or ("\0",))}
 
 
 def tensors_of(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:

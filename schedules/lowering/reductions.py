@@ -71,7 +71,7 @@ def _whole(action: Action) -> Action:
 
 
 def _sends_first(program: list[Action]) -> list[Action]:
-    """Move each send in front of the reductions it stands behind.
+    """Move each send in front of the reductions it stands after.
 
     Another rank waits for it, nobody yet for them.
     """

@@ -8,10 +8,10 @@ of instructions; each starts one sum, and waits for what the one before it has s
     SUM3@1/1      over an axis that joins two pipeline ranks: it meets SUM3@5/1 of the other
     REDUCE3@1     over the data axis
 
-A SUM stands where its bucket is complete, and what waits for it behind the next computation, so
+A SUM stands where its bucket is complete, and what waits for it after the next computation, so
 that the sum travels meanwhile. Ranks start the sums of an axis in one order; where their programs
 differ, it is that in which both have completed the buckets. Whoever waits for another pipeline rank
-has sent everything before, so that nobody waits for a message behind it. Hence no deadlock: a rank
+has sent everything before, so that nobody waits for a message after it. Hence no deadlock: a rank
 that waits in a chain waits for a rank that computes, or that waits for an earlier sum.
 """
 
@@ -146,12 +146,12 @@ def with_sums(programs: Sequence[Sequence[Action]], chains: Chains) -> list[list
         for key, index in row.complete.items():
             for turn, action in enumerate(chains.of(key)[:-1]):
                 spots[action] = _Spot(index, turn)
-                index = row.behind(index)
+                index = row.after(index)
     _in_one_order(spots, chains)
     for row in rows:
         for key in row.complete:
             *_, last, reduce = chains.of(key)
-            index = row.behind(spots[last].position)
+            index = row.after(spots[last].position)
             spots[reduce] = _Spot(
                 max(index, row.sent) if chains.partner(last) else index, spots[last].turn + 1
             )
@@ -189,7 +189,7 @@ class _SummedRow:
     """A rank's program without the reductions of buckets that are summed over other axes first.
 
     complete: where in it each of those is complete.
-    sent: the place behind its last send.
+    sent: the place after its last send.
     """
 
     def __init__(self, program: Sequence[Action], chains: Chains):
@@ -205,8 +205,8 @@ class _SummedRow:
             if action.kind in SENDS:
                 self.sent = len(self._bare)
 
-    def behind(self, index: int) -> int:
-        """Return the place behind the next computation, or pair, and the sends and reductions that
+    def after(self, index: int) -> int:
+        """Return the place after the next computation, or pair, and the sends and reductions that
         follow it, or the end.
         """
         bare = self._bare

@@ -41,7 +41,7 @@ def grid(
     Dots are bubbles, and messages take no time.
 
     A split backward is drawn as one, where its last part stands. `mark=(rank, position)` puts a `!`
-    behind the computation at, or next after, that position. Rows longer than `width` columns continue
+    after the computation at, or next after, that position. Rows longer than `width` columns continue
     below; a marked drawing keeps only the piece with the mark. Programs that can't be played to
     their end are drawn without waits (`waits=False`), and say so.
     """

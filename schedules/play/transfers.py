@@ -57,7 +57,7 @@ class RankTransfers:
         self.reduced: dict[Key, float] = {}
 
     def start(self, action: Action, time: float) -> None:
-        """Start the transfer of a GATHER, SUM or REDUCE, behind those before it."""
+        """Start the transfer of a GATHER, SUM or REDUCE, after those before it."""
         key = (action.stage, action.index)
         if action.kind == "SUM":
             self.summed[key] = self.free_for_sums = max(time, self.free_for_sums) + self.transfers.of(action)

@@ -290,6 +290,6 @@ def test_a_stage_ends_after_a_whole_layer():
     from mpitrain.errors import ConfigError
 
     with pytest.raises(
-        ConfigError, match=r"found half of block 1, which has 1 layers; end a stage after a whole block"
+        ConfigError, match=r"found half of block 1, which has 1 layer; end a stage after a whole block"
     ):
         _ = plan_with(2, "pp=2", "pipeline.stages=[1.5,1.5]").stages

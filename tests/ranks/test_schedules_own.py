@@ -69,7 +69,7 @@ def test_its_program_is_made_and_proved():
             "LOOPED",
             (),
             ScheduleError,
-            "found 1 stages a rank, its ScheduleFamily declares 2; change `placed`",
+            "found 1 stage a rank, its ScheduleFamily declares 2; change `placed`",
         ),
         ("LATE", (), ScheduleError, "B23@0 stands before F23@0"),
         (

@@ -182,5 +182,5 @@ def _write(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> None
         else None
         for at, row in cells.items()
     }
-    title = f"tokens/s of layouts on {ranks} ranks"
+    title = f"tokens/s of layouts on {counted(ranks, 'ranks')}"
     write("--svg", asked.svg, heat_map(keys, speeds, predicted, title))

@@ -140,8 +140,8 @@ def measured_step(
     before = rate_of_products(placement.device, _type_of_products(plan))
     seconds, waiting_s, load = _timed(plan, mesh, placement, world, guard, steps, sign_of_life)
     mesh.free()
-    behind = rate_of_products(placement.device, _type_of_products(plan))
-    rates = world.all_gather("how fast products are", (before + behind) / 2)
+    after = rate_of_products(placement.device, _type_of_products(plan))
+    rates = world.all_gather("how fast products are", (before + after) / 2)
     return MeasuredStep(seconds, waiting_s, min(rates), load)
 
 

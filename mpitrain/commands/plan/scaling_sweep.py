@@ -74,7 +74,7 @@ def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> Measured
     def take_steps(part: World, sign_of_life: Callable[[], None]) -> MeasuredStep:
         return measured_step(each.plan, part, guard, steps, sign_of_life)
 
-    return on_first_ranks(world, each.ranks, f"steps on the first {each.ranks} ranks", take_steps)
+    return on_first_ranks(world, each.ranks, f"steps on the first {counted(each.ranks, 'ranks')}", take_steps)
 
 
 # ---------------------------------------------------------------- what is measured

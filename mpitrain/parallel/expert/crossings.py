@@ -86,22 +86,22 @@ class Crossings:
     def __getitem__(self, number: int) -> Crossing:
         """Return a round."""
         ranks, (node, place), places = len(self.choices), divmod(self.rank, self._places), self._places
-        first, behind = (
+        first, end = (
             [-((rank - bound) // ranks) for rank in range(ranks)]
             for bound in self._bounds[number : number + 2]
         )
-        choices, tokens = (self._between(counts, first, behind) for counts in (self.choices, self.tokens))
+        choices, tokens = (self._between(counts, first, end) for counts in (self.choices, self.tokens))
         here = choices.reshape(-1, places, self.tokens.shape[-1], choices.shape[1] // self.tokens.shape[-1])[
             :, :, node
         ].sum(0)
         inside = Rounds(here, place, self.divided, max(1, int(here.sum())))[0]
         return Crossing(
-            (first[self.rank], behind[self.rank]),
+            (first[self.rank], end[self.rank]),
             tokens[self.rank].tolist(),
             tokens[place::places, node].tolist(),
             inside,
         )
 
-    def _between(self, counts: np.ndarray, first: list[int], behind: list[int]) -> np.ndarray:
+    def _between(self, counts: np.ndarray, first: list[int], end: list[int]) -> np.ndarray:
         """Return the sums of each rank over its blocks, [S, any]."""
-        return np.stack([of_rank[a:b].sum(0) for of_rank, a, b in zip(counts, first, behind)])
+        return np.stack([of_rank[a:b].sum(0) for of_rank, a, b in zip(counts, first, end)])

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import accumulate, groupby
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed
 from mpitrain.plan.declared.parameters import WHOLE, Shard, Spec
 from mpitrain.plan.declared.resolved import ResolvedConfig
@@ -189,7 +189,7 @@ def _configured(stages: Sequence[float], model: ModelLayers) -> list[int]:
         if at != int(at):
             raise ConfigError(
                 f"pipeline.stages = {stages}: found half of block {whole}, which has "
-                f"{len(model.blocks[whole])} layers; end a stage after a whole block"
+                f"{counted(len(model.blocks[whole]), 'layers')}; end a stage after a whole block"
             )
         ends.append(int(at))
     return [end - begin for begin, end in zip([0, *ends], ends)]

@@ -7,7 +7,7 @@ ranks are left.
 import msgspec
 
 from mpitrain.config import Comm, Config, RecoveryTable
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 
 
 def resolve_recovery(
@@ -26,7 +26,8 @@ def resolve_recovery(
             return msgspec.structs.replace(recovery, partner=0)
         if uneven:
             raise ConfigError(
-                f"recovery.every = {recovery.every}: found {num_ranks} ranks on {num_nodes} nodes with "
+                f"recovery.every = {recovery.every}: found {counted(num_ranks, 'ranks')} on "
+                f"{counted(num_nodes, 'nodes')} with "
                 "different numbers of them, needed as many on each, side by side; start as many on each, or "
                 "leave recovery.every out"
             )

@@ -106,7 +106,8 @@ def _refuse_uneven(table: Table) -> None:
     mirrored = tuple(len(table.ranks) - 1 - rank for rank in table.rank_of[: table.depth])
     if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
         raise ScheduleError(
-            f"{table.name}: found {table.copies} copies; needed one, or two of which the second runs "
+            f"{table.name}: found {counted(table.copies, 'copies')}; needed one, or two of which the "
+            f"second runs "
             "backwards"
         )
 
@@ -170,7 +171,7 @@ def _require_as_declared(table: Table, config: ResolvedConfig) -> None:
     pipeline = config.pipeline
     if chunks_in(table) != pipeline.chunks:
         raise ScheduleError(
-            f"{table.name}: found {chunks_in(table)} stages a rank, its ScheduleFamily declares "
+            f"{table.name}: found {counted(chunks_in(table), 'stages')} a rank, its ScheduleFamily declares "
             f"{pipeline.chunks}; change `placed` there, or `copies`"
         )
 
@@ -209,7 +210,8 @@ def _cut(config: ResolvedConfig, table: Table) -> Table:
         )
     if config.data.sequence % table.segments:
         raise ConfigError(
-            f"data.sequence = {config.data.sequence} tokens don't divide into {table.segments} segments "
+            f"data.sequence = {config.data.sequence} tokens don't divide into "
+            f"{counted(table.segments, 'segments')} "
             f"({table.name}); change one of them (pipeline.segments)"
         )
     if config.precision.compute == "fp8":

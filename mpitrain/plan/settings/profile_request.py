@@ -3,7 +3,7 @@
 import re
 from typing import NamedTuple
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
 
 FORM = re.compile(r"steps\s*=\s*([0-9]{1,18})(?:\s*-\s*([0-9]{1,18}))?(?:\s*,\s*ranks\s*=\s*([0-9,\s]+))?")
@@ -41,7 +41,7 @@ class ProfileRequest(NamedTuple):
         """Raise ConfigError if there is no such rank or step."""
         if self.ranks[-1] >= num_ranks:
             raise ConfigError(
-                f"run.profile: found rank {self.ranks[-1]} of {num_ranks} ranks, the last is "
+                f"run.profile: found rank {self.ranks[-1]} of {counted(num_ranks, 'ranks')}, the last is "
                 f"{num_ranks - 1}; name ranks up to that"
             )
         if self.steps[-1] > num_steps:

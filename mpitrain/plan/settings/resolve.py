@@ -22,7 +22,7 @@ from mpitrain.config import (
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.mixture import weights_by_step
 from mpitrain.data.source import SOURCES
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ConfigError, counted, nearest
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import OF_SOME, family_of, find_preset, presets
 from mpitrain.plan.declared.optimizers import optimizer_kind
@@ -160,9 +160,10 @@ def _refuse_endless(
         cut = f" of {segments} segments" if segments > 1 else ""
         blocks = f", {layers} blocks walked one by one (parallel.zero = {parallel.zero})" if walked else ""
         raise ConfigError(
-            f"batch.global / batch.micro / parallel.dp = {num_microbatches:,} microbatches{cut} on {stages} "
-            f"stages{blocks}: a program of so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} "
-            "do; raise batch.micro"
+            "batch.global / batch.micro / parallel.dp = "
+            f"{counted(num_microbatches, 'microbatches', ',')}{cut} on {counted(stages, 'stages')}{blocks}: "
+            f"a program of so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} do; raise "
+            "batch.micro"
         )
 
 
@@ -178,13 +179,15 @@ def _pipeline(
     stages = pipeline.stages
     if pp * chunks > layers:
         raise ConfigError(
-            f"parallel.pp = {pp} x {chunks} stages a rank ({pipeline.schedule}) = {pp * chunks} stages for "
-            f"model.layers = {layers} blocks; a stage needs at least one block"
+            f"parallel.pp = {pp} x {counted(chunks, 'stages')} a rank ({pipeline.schedule}) = "
+            f"{counted(pp * chunks, 'stages')} for "
+            f"model.layers = {counted(layers, 'blocks')}; a stage needs at least one block"
         )
     if stages is not None and (len(stages) != pp * chunks or sum(stages) != layers):
         raise ConfigError(
-            f"pipeline.stages = {stages}: {sum(stages):g} blocks on {len(stages)} stages; needed "
-            f"model.layers = {layers} blocks on parallel.pp = {pp} x pipeline.chunks = {chunks} stages"
+            f"pipeline.stages = {stages}: {sum(stages):g} blocks on {counted(len(stages), 'stages')}; needed "
+            f"model.layers = {counted(layers, 'blocks')} on parallel.pp = {pp} x pipeline.chunks = "
+            f"{counted(chunks, 'stages')}"
         )
     return filled(ResolvedPipeline, pipeline, chunks=chunks)
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from mpitrain.config import Config, Pipeline
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.family import family_of
 from mpitrain.plan.declared.layer import ModelLayers
@@ -74,13 +74,14 @@ def _choose(pipeline: Pipeline, layout: ResolvedConfig) -> Choice:
     stages = pipeline.stages or pipeline.stage_times
     if stages and (len(stages) % pp or pipeline.chunks not in (None, len(stages) // pp)):
         raise ConfigError(
-            f"pipeline.{'stages' if pipeline.stages else 'stage_times'}: found {len(stages)} stages, needed "
+            f"pipeline.{'stages' if pipeline.stages else 'stage_times'}: found "
+            f"{counted(len(stages), 'stages')}, needed "
             f"parallel.pp = {pp} x {pipeline.chunks or 'a number of chunks'}"
         )
     if (number := pp * (pipeline.chunks or 1)) > layout.model.layers:
         raise ConfigError(
-            f"parallel.pp = {pp} x pipeline.chunks = {pipeline.chunks} = {number} stages for "
-            f"model.layers = {layout.model.layers} blocks; a stage needs at least one block"
+            f"parallel.pp = {pp} x pipeline.chunks = {pipeline.chunks} = {counted(number, 'stages')} for "
+            f"model.layers = {counted(layout.model.layers, 'blocks')}; a stage needs at least one block"
         )
     plan = _plan(pipeline, layout)
     options = Options(

@@ -191,7 +191,7 @@ def test_bad_keys_and_values_are_named(override, message):
             1,
             "yarn_factor = 40.0 without attention.yarn_length",
         ),
-        (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stages"),
+        (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stage"),
         (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
         (
             ["batch.global=7", "parallel.dp=2"],
@@ -204,7 +204,7 @@ def test_bad_keys_and_values_are_named(override, message):
             2,
             "3 blocks on 2 stages; needed model.layers = 6",
         ),
-        (["pipeline.stages=[6]", "parallel.pp=2"], 2, "6 blocks on 1 stages"),
+        (["pipeline.stages=[6]", "parallel.pp=2"], 2, "6 blocks on 1 stage"),
         (["model.preset=quikstart"], 1, "did you mean quickstart"),
         (["numerics.reproducible=layout", "precision.reduce=bf16"], 1, "each rank rounds its sum"),
         (["memory.every=2"], 1, r'memory.every = 2 does nothing with memory.recompute = "none"'),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
@@ -40,7 +40,7 @@ class PredictedTimeline(NamedTuple):
     def played(self) -> str:
         """Which microbatches are played, in words."""
         if self.num_played == self.num_microbatches:
-            return f"{self.num_played} microbatches"
+            return f"{counted(self.num_played, 'microbatches')}"
         return f"the first {self.num_played} of {self.num_microbatches} microbatches"
 
     def exposed(self, action: Action) -> Mapping[str, float]:
