@@ -5,13 +5,17 @@
 Runs of a tiny model on one rank, without and with loggers in turns. A step's time is from one line
 of metrics.jsonl to the next, so it has all that rank 0 does between two steps. Then rank 0's calls
 alone: the loggers follow the last run again, while this process does what rank 0 does after each step.
+At last the share of a core that a logger takes from a rank that needs it: where others use the
+machine, too, runs differ by more than loggers cost.
 """
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,8 +23,10 @@ from pathlib import Path
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm.base.interpreter import python
 from mpitrain.report.loggers.logger_children import Loggers
+from mpitrain.report.loggers.logger_process import NICENESS
 
 CALLS = 2000
+CONTENDED_S = 10.0
 MODEL = ["model.layers=2", "model.width=64", "model.heads=2", "model.ffn=128", "data.source=text",
          "data.sequence=64", "batch.global=8", "batch.micro=8"]  # fmt: skip
 
@@ -81,6 +87,26 @@ def rank_0(run_dir: Path, names: list[str]) -> None:
     print(f"their processes had {used.ru_utime + used.ru_stime - before_s:.1f} s of a core")
 
 
+def share_of_core() -> None:
+    """Print what a process like a logger's gets of a core that this one needs."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    script = f"import os; os.nice({NICENESS}); print(flush=True)\nwhile True: pass"
+    command = [sys.executable, "-S", "-c", script]
+    busy = subprocess.Popen(command, stdout=subprocess.PIPE, process_group=0)
+    busy.stdout.readline()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before_s, begin_s = used.ru_utime + used.ru_stime, time.process_time()
+    end_s = time.monotonic() + CONTENDED_S
+    while time.monotonic() < end_s:
+        pass
+    rank_s = time.process_time() - begin_s
+    busy.kill()
+    busy.wait()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    logger_s = used.ru_utime + used.ru_stime - before_s
+    print(f"of a core that rank 0 needs, a logger gets {100 * logger_s / (rank_s + logger_s):.1f} %")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=3)
@@ -89,6 +115,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rank_0(compare_runs(Path(folder), args), args.loggers)
+    share_of_core()
 
 
 if __name__ == "__main__":

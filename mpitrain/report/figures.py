@@ -12,6 +12,7 @@ from bokeh.models import (
     ColumnDataSource,
     HoverTool,
     LinearColorMapper,
+    NoOverlap,
     NumeralTickFormatter,
     Range1d,
     WheelZoomTool,
@@ -93,6 +94,9 @@ def _curve(curve: Curve, lines: Sequence[Points], num_runs: int, over: str) -> A
         if len(line.x) < 40:
             plot.scatter("x", "y", source=source, size=5, color=line.colour)
     plot.xaxis.formatter = NumeralTickFormatter(format="0.[000]a")  # 200k: a phone is narrow
+    if curve.logarithmic:  # minor ticks would be a black bar, and labels lie on one another
+        plot.yaxis.minor_tick_line_color = None
+        plot.yaxis.major_label_policy = NoOverlap(min_distance=2)
     # of a curve that is flat: its number is readable
     largest = max(abs(line.y).max() for line in lines)
     plot.y_range.default_span = 1 if curve.logarithmic else largest / 2 or 1

@@ -27,7 +27,8 @@ h1{font-size:1.5rem}h2{font-size:1.15rem;margin-top:2rem;border-bottom:1px solid
 h3{font-size:1rem}
 .grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:12px}
 .figure{min-width:0}
-.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:.9rem;min-width:40%}
+.scroll{overflow-x:auto}.scroll+.scroll{margin-top:1rem}
+table{border-collapse:collapse;font-size:.9rem;min-width:40%}
 th,td{text-align:left;padding:3px 12px 3px 0;border-bottom:1px solid var(--line);vertical-align:top}
 td,th{overflow-wrap:normal;min-width:1.5em}td{max-width:60ch}
 td.n{white-space:nowrap;text-align:right;font-variant-numeric:tabular-nums}details{margin:.5rem 0}

@@ -1,5 +1,6 @@
 """What a run directory holds for a page. It may be a stranger's, damaged, or of a run under way."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -197,7 +198,12 @@ def _keys(rundir: RunDir, notes: list[str]) -> list[tuple[str, str, str]]:
         notes.append(shown(error.args[0]))
         return []
     values = flatten(loaded.config)
-    return [(key, str(value), str(loaded.origins.of(key))) for key, value in values.items()]
+    return [(key, _as_typed(value), str(loaded.origins.of(key))) for key, value in values.items()]
+
+
+def _as_typed(value: Any) -> str:
+    """Return a value as a configuration has it: true, ["csv"]."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def _lines(path: Path, kind: type, notes: list[str]) -> list:

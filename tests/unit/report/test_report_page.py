@@ -165,9 +165,11 @@ def test_runs_are_compared_over_tokens_and_by_their_keys(run, tmp_path):
     shutil.copytree(run, other)
     config = (other / "config.toml").read_text()
     assert "seed = " in config
-    (other / "config.toml").write_text(config.replace("seed = ", "seed = 7", 1))
+    config = config.replace("seed = ", 'loggers = ["csv"]\nseed = 7', 1)
+    (other / "config.toml").write_text(config)
     text = page_of(tmp_path, run, other, over="tokens")
     assert "Keys that differ" in text and "run.seed" in text
+    assert "<td>[&quot;csv&quot;]</td>" in text  # a list as a configuration has it
 
 
 def test_a_step_of_64_ranks_and_50000_instructions_fits(run, tmp_path):
