@@ -5,7 +5,7 @@
 The last stage has a head over a large vocabulary. A traced run of ZB-H1 says what blocks and ends take;
 `auto` chooses with these times and with memory for all microbatches. Then all take turns in one
 process a rank, step by step, in another order every time, so that what else the machine does meets all.
-A repeat's figure is the median of its steps. A ratio is to `auto` of the same repeat, its median over repeats.
+A repeat's figure is the median of its steps; a ratio is to `auto`'s of the same repeat.
 """
 
 import argparse
