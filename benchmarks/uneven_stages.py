@@ -3,7 +3,7 @@
     mpirun -n 2 python benchmarks/uneven_stages.py [--repeats 5] [--steps 8] [--schedules 1f1b,zbv]
 
 The last stage has a head over a large vocabulary. A traced run of ZB-H1 says what blocks and ends take;
-`auto` chooses with these times and with memory for all microbatches. Then all take turns in one
+`auto` chooses with these times, and with 1F1B's memory or --memory-limit stashes. Then all take turns in one
 process a rank, step by step, in another order every time, so that what else the machine does meets all.
 A repeat's figure is the median of its steps; a ratio is to `auto`'s of the same repeat.
 """
@@ -50,7 +50,6 @@ class Candidate:
             f"parallel.pp={p}",
             f"batch.global={4 * p}",
             f"model.layers={4 * p}",
-            f"pipeline.memory_limit={4 * p}" if "pipeline.schedule=auto" in keys else "run.steps=1",
         )
         config = resolve(settings.load(None, (*MODEL, *sizes, *keys)), p, VOCABULARY)
         self.plan = plan_of(config)
@@ -102,7 +101,8 @@ def measured(world: MPI.Comm, arguments: argparse.Namespace, folder: Path) -> di
     """Return the median step of each repeat, of all candidates; `auto` is the first."""
     path = folder / "trace.json"
     traced(world, arguments, path)
-    candidates = [Candidate(world, "pipeline.schedule=auto", f"pipeline.trace={path}")]
+    limit = f"pipeline.memory_limit={arguments.memory_limit or world.size}"
+    candidates = [Candidate(world, "pipeline.schedule=auto", f"pipeline.trace={path}", limit)]
     for name in names(arguments):
         try:
             candidates.append(Candidate(world, f"pipeline.schedule={name}"))
@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--schedules", default="")
+    parser.add_argument("--memory-limit", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     world = MPI.COMM_WORLD

@@ -9,8 +9,7 @@ from mpitrain.schedules.options import StageTimes, Times
 
 _T = TypeVar("_T")
 ROUNDING = 1e-9  # sums of floats that differ by less are equal
-SMALL = 600  # operations of a step that is searched under every limit up to the one that is asked for
-MIDDLE = 3000  # operations from which few other limits are searched
+TINY, SMALL, MIDDLE = 200, 600, 3000  # operations of steps that are searched under ever fewer limits
 LARGE = 50_000  # operations from which a play takes half a second and more
 # kinds of computations: a whole backward is I and W in one; a forward that keeps its input alone is
 # DROPPED, and AGAIN before its backward; one whose stash goes to host memory is SENT, and its I or
@@ -176,14 +175,14 @@ class Problem:
         """Return the limits that are searched, up to this one, ascending.
 
         They don't depend on it: what is found with less memory is found with more, so that more costs no
-        time. Of a small step they are all up to what 1F1B holds, and above it those of whole microbatches;
-        of larger ones quarters of what 1F1B holds; then that, and twice as much.
+        time. Of a tiny step they are all up to what 1F1B holds, and above it those of whole microbatches;
+        these alone of a small one; quarters of what 1F1B holds of larger ones; then that, and twice as much.
         """
         one = max(map(len, self.stages))
         usual, every = one * self.where.num_ranks, one * self.num_microbatches
-        below, above = (usual, usual) if self.num_operations > MIDDLE else (usual / 4, usual / 4)
-        if self.num_operations <= SMALL:
-            below, above = 1, one
+        size = self.num_operations
+        above = float(one if size <= SMALL else usual / 4 if size <= MIDDLE else usual)
+        below = 1 if size <= TINY else above
         found, limit = {float(one), float(every)}, below
         while limit < every:
             found.add(int(2 * limit) / 2)

@@ -22,7 +22,7 @@ from mpitrain.schedules.auto_choice import fastest
 from mpitrain.schedules.lowering.lower import Reduction, lower
 from mpitrain.schedules.options import Options, StageTimes, Times
 from mpitrain.schedules.proof.check import check
-from mpitrain.schedules.search.problem import SMALL
+from mpitrain.schedules.search.problem import TINY
 from mpitrain.schedules.table import Table
 
 SMALLEST = [14, 18, 31, 49]  # of the first sizes: a second each
@@ -177,7 +177,7 @@ def test_more_memory_or_fewer_microbatches_cost_no_time(seed):
 
     least = makespan(size.microbatches, size.limit)
     limit, more = size.limit, size.limit * chance.choice((1, 1.25, 2)) + chance.choice((0.5, 1, 2))
-    if 3 * 3 * size.ranks * size.microbatches > SMALL:  # of larger steps these limits alone
+    if 3 * 3 * size.ranks * size.microbatches > TINY:  # of larger steps these limits alone
         limit, more = size.ranks, 2 * size.ranks
     with_less = least if limit == size.limit else makespan(size.microbatches, limit)
     assert makespan(size.microbatches, more) <= with_less * (1 + 1e-9), f"{size}: with {more} for {limit}"
