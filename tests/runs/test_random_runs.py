@@ -15,12 +15,14 @@ from random_models import random_model
 
 from mpitrain import config as settings
 from mpitrain.errors import InputError
+from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import FAMILIES
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.schedules import catalog
 
 STEPS, VOCAB = 4, 256
 BITS = "layout"
+OTHER_SUMS = ("dualpipe", "seq1f1b")  # over two copies, over segments
 
 
 def random_run(draw):
@@ -80,10 +82,9 @@ def possible(keys, num_ranks):
     """Return whether a run with these settings is accepted on so many ranks."""
     try:
         loaded = settings.load(None, [f"{key}={value}" for key, value in keys.items()])
-        resolve(loaded, num_ranks, VOCAB)
+        return bool(plan_of(resolve(loaded, num_ranks, VOCAB)).table)
     except InputError:
         return False
-    return True
 
 
 def random_case(seed):
@@ -104,9 +105,10 @@ def random_case(seed):
 
 
 def sums_alike(keys, layout):
-    """Return whether the run promises what it is compared by: sums over tp, cp and ep have other orders."""
+    """Return whether the layout has the bits of one rank, if those are compared (docs/same-bits.md)."""
     divided = any(layout.get(f"parallel.{axis}", 1) > 1 for axis in ("tp", "cp", "ep"))
-    return keys["numerics.reproducible"] != BITS or not divided
+    others = divided or layout.get("pipeline.schedule") in OTHER_SUMS
+    return keys["numerics.reproducible"] != BITS or not others
 
 
 def computed(run_dir):
