@@ -125,7 +125,8 @@ def _is_left_out(name: str, problem: Problem, makespan: float) -> bool:
         return (large and makespan < inf) or makespan <= problem.bound * (1 + ROUNDING)
     chunks = max(map(len, problem.stages))
     is_below = problem.limit < chunks * min(problem.where.num_ranks, problem.num_microbatches)
-    is_even = len(set(zip(*problem.where[1:4]))) == 1
+    where = problem.where
+    is_even = len(set(zip(where.forward, where.input, where.weight))) == 1
     return (is_below and is_even and not large) or makespan <= problem.bound * (1 + ROUNDING)
 
 

@@ -184,7 +184,7 @@ def test_a_machine_waits_for_what_is_real_alone(monkeypatch):
     from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds
     from mpitrain.schedules.actions import GATHER, Action
 
-    stage = StageSeconds(5.0, 7.0, 2.0, {"tp": 4.0, "dp": 2.0}, {"tp": 1.0}, 4)
+    stage = StageSeconds(5.0, 7.0, 2.0, {"tp": 4.0, "dp": 2.0}, {"tp": 1.0})
     monkeypatch.setattr(asleep, "stages_of", lambda *_: [stage])
     seconds = asleep.on_machine(plan(1), "laptop", 1).seconds
     taken = {kind: seconds(Action(kind, 0, 0)) for kind in "FBIW"}
