@@ -153,8 +153,8 @@ class FileTokenizer:
             # hear a signal meanwhile.
             with panics_unprinted():
                 (found,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
-            ids = np.array(found.ids, dtype_for(self.vocab))
-            if self._is_control[ids].any():
+            ids = np.fromiter(found.ids, dtype_for(self.vocab), len(found))
+            if self._is_control.take(ids).any():
                 ids = self._without_control_tokens(text.decode())
         except DataError:
             raise
