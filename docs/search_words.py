@@ -37,8 +37,9 @@ class GlossaryIndex(SphinxTransform):
         glossary = Path(self.env.doc2path(GLOSSARY))
         self.env.note_dependency(glossary)
         page = next(self.document.findall(nodes.section), None)
+        ids = self.document.nameids  # of a key's target: an id has no dots and underscores
         entries = [
-            ("single", word, anchor or page["ids"][0], "main", None)
+            ("single", word, ids.get(anchor) or anchor or page["ids"][0], "main", None)
             for word, anchor in words(glossary).get(self.env.docname, [])
         ]
         if entries:

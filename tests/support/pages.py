@@ -26,7 +26,7 @@ BLOCK = re.compile(
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n.*?^```$", re.M | re.S)
 CODE = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"\[[^][]*(?:\[[^][]*\][^][]*)*\]\(([^()\s]+)\)")
-FOLDERS = ("jobs", "docs", "examples", "tests", "benchmarks")  # that commands name, as in a clone
+IN_A_CLONE = ("jobs", "docs", "examples", "tests", "benchmarks", "README.md")  # that commands name
 
 
 class CommandBlock(NamedTuple):
@@ -83,7 +83,7 @@ def _is_compared(block: re.Match[str]) -> bool:
 
 def run(block: CommandBlock, folder: Path) -> str:
     """Run a block by bash in a folder of its own; return what it has printed, if it ended as it should."""
-    for name in FOLDERS:
+    for name in IN_A_CLONE:
         (folder / name).symlink_to(ROOT / name)
     path = f"{commands()}:{HERE}:{os.environ['PATH']}"
     command = ["bash", "-e", "-o", "pipefail", "-c", block.text]

@@ -94,11 +94,11 @@ PAGES = {
         "GradScaler",
     ),
     "guides/loggers": ("wandb", "TensorBoard", "Weights & Biases", "MLflow"),
+    "guides/fine-tuning": ("SFT", "fine-tuning", "chat template"),
     "guides/limits": (
         "LoRA",
         "RLHF",
         "DPO",
-        "SFT",
         "Windows",
         "EMA",
         "quantization",
