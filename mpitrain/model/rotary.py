@@ -13,7 +13,8 @@ class Rotary:
     """Rotary position embedding of heads, halves rotated, tables for the positions [T] of this rank.
 
     length: of the whole sequence, on all ranks.
-    ordered: rows may be in an order of their own (Microbatch.order): the tables are those of all positions.
+    ordered: rows may be in an order of their own (Microbatch.order), as those with documents are: the tables
+    are those of all positions.
 
     Features after the first `rope.width` stay as they are.
     Only distances show in the scores: positions needn't start anew with each document.
@@ -31,9 +32,9 @@ class Rotary:
     ):
         self.width = rope.width
         self.functions = functions
-        self._here = positions.to(device)
-        with_tables = torch.arange(length) if ordered else positions
-        angles = torch.outer(with_tables.to(torch.float64), rates(rope, length))
+        self._here = positions.to(device) if ordered else None
+        tabled = torch.arange(length) if ordered else positions
+        angles = torch.outer(tabled.to(torch.float64), rates(rope, length))
         self.cos, self.sin = (
             (table * rope.magnitude).to(device, wide(dtype)) for table in (angles.cos(), angles.sin())
         )
@@ -51,11 +52,15 @@ class Rotary:
     ) -> torch.Tensor:
         """Return x turned by its positions, by -1 turned back; outside of autograd."""
         here = slice(start, start + x_BHTC.shape[-2])
-        tables = (self.cos, self.sin)
-        if order is None:
-            return self.functions.turned(x_BHTC, *(table[here] for table in tables), sense)
-        positions_B1T = order[:, None, self._here[here]]
-        return self.functions.turned(x_BHTC, *(table[positions_B1T] for table in tables), sense)
+        at = self._places(here, order)
+        return self.functions.turned(x_BHTC, self.cos[at], self.sin[at], sense)
+
+    def _places(self, here: slice, order: torch.Tensor | None) -> slice | torch.Tensor:
+        """Return where in the tables positions are, [T], or [B, 1, T] of rows in an order of their own."""
+        if self._here is None:
+            return here
+        positions_T = self._here[here]
+        return positions_T if order is None else order[:, None, positions_T]
 
 
 class _Turned(torch.autograd.Function):

@@ -10,16 +10,22 @@ CHOICES = [
     {"text": "", "choices": ["def f(x):", "return"], "target": 1},
     {"text": "a b c d e f g h i j k l m n o p q r s t", "choices": ["u", "w x"], "target": "u"},
 ]
-CLOZE = [{"text": "retur", "target": "n"}, {"text": "for i in rang", "target": "e("}]
+CLOZE = [
+    {"text": "retur", "target": "n"},
+    {"text": "for i in rang", "target": "e("},
+    {"text": "".join(f"{number}, " for number in range(400)), "target": "400"},  # on all ranks of cp
+]
 GENERATED = [
     {"text": "abc", "target": "x", "tokens": 4, "until": "\n"},
     {"text": "", "target": ["e", "t"], "tokens": 1},
 ]
 FILES = {"choices": CHOICES, "cloze": CLOZE, "said": GENERATED}
+# rows so long that they are trained in the order of shares of documents: tasks aren't
+DIVIDED = dict(parallel_cp=2, data_documents="separate", data_sequence=2048, batch_global=2, batch_micro=1)
 LAYOUTS = {
     "one rank": (1, {}),
     "tp, sequence": (2, {"parallel_tp": 2}),
-    "cp, separate documents": (2, {"parallel_cp": 2, "data_documents": "separate"}),
+    "cp, documents that ranks share": (2, DIVIDED),
     "pp, interleaved": (2, {"parallel_pp": 2, "pipeline_schedule": "interleaved"}),
     "pp, two copies": (2, {"parallel_pp": 2, "pipeline_schedule": "dualpipe"}),
     "pp, segments": (2, {"parallel_pp": 2, "pipeline_schedule": "seq1f1b"}),
@@ -59,7 +65,8 @@ def test_tasks_have_the_scores_of_mpitrain_eval(layout, tasks, tmp_path):
     words = [word for file in files_of(tasks) for word in ("--tasks", file)]
     for step in (2, 3):
         out = tmp_path / "out.json"
-        more = ("--step", str(step), "--context", "32", "--shots", "1", "--out", str(out))
+        context = str(settings.get("data_sequence", 32))
+        more = ("--step", str(step), "--context", context, "--shots", "1", "--out", str(out))
         done = finished(
             [MPITRAIN, "eval", str(tmp_path / "run"), *words, *more], timeout=90, capture_output=True
         )
