@@ -22,7 +22,13 @@ from msgspec.structs import replace
 
 from mpitrain.errors import counted
 from mpitrain.inputs import shown
-from mpitrain.plan.predict.step_time.machine import LONGEST_LATENCY_S, Figure, MachineFile, machine_of
+from mpitrain.plan.predict.step_time.machine import (
+    LONGEST_LATENCY_S,
+    LONGEST_LAUNCH_S,
+    Figure,
+    MachineFile,
+    machine_of,
+)
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.planner.after_run import NO_PREDICTION, machine_of_run, measured_parts, parts_predicted
@@ -226,4 +232,4 @@ def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFi
 
 
 def _with_launches(given: MachineFile, factor: float) -> MachineFile:
-    return replace(given, launch_s=_rounded(min(LONGEST_LATENCY_S, given.launch_s / factor)))
+    return replace(given, launch_s=_rounded(min(LONGEST_LAUNCH_S[given.device], given.launch_s / factor)))

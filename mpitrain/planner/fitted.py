@@ -21,6 +21,7 @@ from mpitrain.plan.predict.step_time.machine import (
     CALIBRATED,
     LINKS,
     LONGEST_LATENCY_S,
+    LONGEST_LAUNCH_S,
     Figure,
     MachineFile,
     MachineRates,
@@ -132,8 +133,8 @@ def calibrated(machine: MachineFile, constants: Constants, kernel: str, source: 
         words = f"{figure.sustained_source}{CALIBRATED} {source}"
         return replace(figure, sustained=sustained, sustained_source=words)
 
-    def later(seconds: float, term: str) -> float:
-        return min(LONGEST_LATENCY_S, float(f"{seconds * slower[term]:.4g}"))
+    def later(seconds: float, term: str, longest: float = LONGEST_LATENCY_S) -> float:
+        return min(longest, float(f"{seconds * slower[term]:.4g}"))
 
     of_kernel = {
         way: machine.attention.get(f"{way}_{kernel}", machine.attention[way])
@@ -147,7 +148,8 @@ def calibrated(machine: MachineFile, constants: Constants, kernel: str, source: 
     }
     return replace(
         machine, name=f"{machine.name[:150]}, calibrated", aliases=[],
-        links=replace(machine.links, **latencies), launch_s=later(machine.launch_s, "launches"),
+        links=replace(machine.links, **latencies),
+        launch_s=later(machine.launch_s, "launches", LONGEST_LAUNCH_S[machine.device]),
     )  # fmt: skip
 
 

@@ -63,6 +63,7 @@ BOUNDS = {
 }  # fmt: skip
 LEAST_REACHED = 1e-3  # of a peak: below is another unit
 NARROWER = ("fp64", "fp32", "bf16", "fp8")  # on a GPU each is as fast as the one before it at least
+ALIKE = 1.5  # times: by so much may two figures differ that were measured, and are alike
 FASTER_BETWEEN = 4.0  # times the links inside a node: beyond it one of them is of another unit
 # FLOPs of a product's peak for each byte of memory's bandwidth: 5 of a core, 300 to 600 of a GPU
 BALANCE = (0.05, 20_000.0)
@@ -525,7 +526,7 @@ def _of_gpu(machine: MachineFile) -> Iterator[str]:
     bandwidth = machine.memory["bandwidth"].peak
     known = [dtype for dtype in NARROWER if dtype in machine.products]
     for wide, narrow in itertools.pairwise(known):
-        if machine.products[wide].peak > machine.products[narrow].peak:
+        if machine.products[wide].peak > ALIKE * machine.products[narrow].peak:
             yield f"products.{wide}: found a higher peak than products.{narrow}; needed both in FLOP/s"
     if "copy" in machine.host and machine.host["copy"].peak > bandwidth:
         yield f"host.copy: found a higher peak than memory.bandwidth, {bandwidth:g}; needed bytes/s"
