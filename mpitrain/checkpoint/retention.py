@@ -132,7 +132,10 @@ class Retention:
 
 
 def best_step(folder: Path, choice: str = BEST) -> int:
-    """Return the best step. Raises CheckpointError.  choice: "best": by validation loss; "best:METRIC"."""
+    """Return the best step. Raises CheckpointError.
+
+    choice: "best": by validation loss; "best:METRIC".
+    """
     losses = losses_by(folder, choice.partition(":")[2] or VAL_LOSS, "give --step a number")
     return -min((loss, -step) for step, loss in losses.items() if isinstance(loss, float))[1]
 

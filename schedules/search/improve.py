@@ -31,7 +31,7 @@ MOVES, MOST_MOVES = 6, 800  # of the polish: for each play that there is time fo
 
 
 class RankedOrder(NamedTuple):
-    """A plan, and the guide that led to it, or would lead near it."""
+    """A plan, and the guide that led to it, or would lead near it. cost: makespan, span."""
 
     cost: tuple[float, float]
     plan: TimedOrder
@@ -79,16 +79,18 @@ def _different(known: Iterable[Rows]) -> Iterator[Order]:
 
 def _play_known(problem: Problem, pool: list[RankedOrder], order: Order, overlap: float | None) -> None:
     """Play an order as it is, or with W where a rank waits."""
-    if overlap is not None:
-        order = [[step for step in row if step[0] != WEIGHT] for row in order]
+    order = order if overlap is None else _without_weights(order)
     if plan := OrderedPlay(problem, order, overlap, _longest(problem, pool)).play():
         guide = Guide(*starts(problem, plan), unlimited(problem), overlap or 0)
         _add(problem, pool, RankedOrder(_cost(plan), plan, guide))
 
 
+def _without_weights(order: Order) -> Order:
+    return [[step for step in row if step[0] != WEIGHT] for row in order]
+
+
 def _play_freed(problem: Problem, order: Order, overlap: float | None) -> TimedOrder | None:
-    if overlap is not None:
-        order = [[step for step in row if step[0] != WEIGHT] for row in order]
+    order = order if overlap is None else _without_weights(order)
     complete = recomputed(problem, order)
     return None if complete is None else OrderedPlay(problem, complete, overlap).play()
 

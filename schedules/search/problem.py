@@ -185,7 +185,7 @@ class Problem:
         below = 1 if size <= TINY else above
         found, limit = {float(one), float(every)}, below
         while limit < every:
-            found.add(int(2 * limit) / 2)
+            found.add(int(2 * limit) / 2)  # in whole or half stashes
             limit += below if limit < usual else above if limit < 2 * usual else limit
         return sorted(limit for limit in found if one <= limit <= self.limit + ROUNDING)
 

@@ -66,10 +66,8 @@ def test_a_forward_that_a_table_runs_again_is_added(tmp_path):
     )
     ffn, head = 6 * WIDTH * FFN, 2 * 256 * WIDTH
     attention = 2 * WEIGHTS - ffn + 4 * WIDTH * SEEN
-    first, last = (
-        3 * attention + 2 * ffn,
-        attention + 2 * ffn + head,
-    )  # half a block more is with the embedding
+    # the embedding's stage has half a block more
+    first, last = 3 * attention + 2 * ffn, attention + 2 * ffn + head
     found = planned(f"pipeline.schedule={table}", ranks=2).recomputed_flops_per_token()
     assert found == pytest.approx((first + 2 * last) / 4)
 

@@ -55,12 +55,7 @@ def inspect(path: str, tokenizer_file: str | None, samples: int, as_json: bool) 
         found = statistics_of(tokens, ends, origin.end_of_text, origin.begin_of_text)
     chosen = np.unique(np.linspace(0, len(ends) - 1, samples).astype(int)).tolist() if samples else []
     texts = {number: _text(tokens, ends, number, tokenizer) for number in chosen}
-    training = description.tally.training
-    if training is None:
-        copies = _copies_of_validation(folder, tokenizer)
-    else:
-        held_out = np.array([[ends[training - 1], ends[-1]]])
-        copies = len(copies_of(tokens, ends, held_out, 0 if origin.end_of_text is None else 1))
+    copies = _copies_of_validation(folder, description, tokenizer)
     if as_json:
         facts = found._asdict() | {"held_out_copies": copies, "samples": texts}
         return json.dumps(facts | {"parts": description.tally.parts, "content": description.content})
@@ -77,8 +72,15 @@ def _tokenizer(folder: Path, description: Description, given: str | None) -> Tok
     return load_tokenizer(copy) if is_there(copy) else None
 
 
-def _copies_of_validation(folder: Path, tokenizer: Tokenizer | None) -> int | None:
-    """Return how many documents are copies of those that a run holds out; None: there is no run."""
+def _copies_of_validation(folder: Path, description: Description, tokenizer: Tokenizer | None) -> int | None:
+    """Return how many documents are copies of those of data.val_path, or of those that a run holds out.
+
+    None: there is neither.
+    """
+    if (number := description.tally.training) is not None:
+        tokens, ends = open_tokens(folder), np.asarray(open_ends(folder))
+        held_out = np.array([[ends[number - 1] if number else 0, ends[-1]]])
+        return len(copies_of(tokens, ends, held_out, 0 if description.origin.end_of_text is None else 1))
     rundir = RunDir(folder.parent)
     if tokenizer is None or not is_there(rundir.config):
         return None

@@ -4,7 +4,7 @@ Rank order, fastest first: tp, cp, dp, pp for dense layers; etp, ep, edp, pp for
 (docs/concepts/axes.md).
 """
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mpitrain.schedules.catalog import FAMILIES, SIMPLEST, placement
 
@@ -134,6 +134,10 @@ class StepLayout(NamedTuple):
     def edp(self) -> int:
         """Ranks that have the same experts."""
         return self.ranks // (self.etp * self.ep * self.pp)
+
+    def divided_evenly(self, **fields: Any) -> "StepLayout":
+        """Return the layout with other degrees or another batch, of which each data rank has as much."""
+        return self._replace(longest=0, **fields)
 
     @property
     def num_microbatches(self) -> int:

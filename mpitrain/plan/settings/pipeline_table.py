@@ -107,8 +107,7 @@ def _refuse_uneven(table: Table) -> None:
     if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
         raise ScheduleError(
             f"{table.name}: found {counted(table.copies, 'copies')}; needed one, or two of which the "
-            f"second runs "
-            "backwards"
+            "second runs backwards"
         )
 
 

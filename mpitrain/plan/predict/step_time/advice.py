@@ -156,7 +156,7 @@ class Judged(NamedTuple):
 
     def changed(self, **fields: Any) -> StepLayout:
         """Return the layout with other degrees; what goes with them is as a run has it."""
-        layout = self.layout._replace(longest=0, **fields)
+        layout = self.layout.divided_evenly(**fields)
         if layout.rank_of != self.layout.rank_of:
             layout = layout._replace(stages=None)
         if self.layout.dp * self.layout.cp == 1:
@@ -296,7 +296,7 @@ def _few_microbatches(judged: Judged) -> str:
         f"{_percent(share)} of a step; raise "
         f"batch.global, lower batch.micro or parallel.dp until there are {enough}"
     )
-    more = layout._replace(batch=enough * layout.dp * layout.micro, longest=0)
+    more = layout.divided_evenly(batch=enough * layout.dp * layout.micro)
     for _, other in judged.predicted({"": more}):
         line += f" ({_percent(other.bubble / other.seconds)} with batch.global = {more.batch})"
     if layout.chunks > 1 or 2 * layout.pp > len(judged.model.blocks) or count % layout.pp:
@@ -351,18 +351,8 @@ def _too_complex(judged: Judged) -> str:
     layout, machine, model = judged.layout, judged.machine, judged.model
     options = (("zero = 3", layout.zero == 3), ("tp", layout.tp > 1), ("pp", layout.pp > 1))
     used = [name for name, on in options if on]
-    simple = layout._replace(
-        tp=1,
-        pp=1,
-        ep=1,
-        etp=1,
-        chunks=1,
-        zero=1,
-        sharded=0,
-        schedule=SIMPLEST,
-        stages=None,
-        longest=0,
-    )
+    ones = dict.fromkeys(("tp", "pp", "ep", "etp", "chunks", "zero"), 1)
+    simple = layout.divided_evenly(**ones, sharded=0, schedule=SIMPLEST, stages=None)
     if not (judged.memory_is_known and used) or model.experts is not None:
         return ""
     for _, other in judged.predicted({"": simple}):

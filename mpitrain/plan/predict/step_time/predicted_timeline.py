@@ -40,7 +40,7 @@ class PredictedTimeline(NamedTuple):
     def played(self) -> str:
         """Which microbatches are played, in words."""
         if self.num_played == self.num_microbatches:
-            return f"{counted(self.num_played, 'microbatches')}"
+            return counted(self.num_played, "microbatches")
         return f"the first {self.num_played} of {self.num_microbatches} microbatches"
 
     def exposed(self, action: Action) -> Mapping[str, float]:
