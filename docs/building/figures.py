@@ -258,13 +258,16 @@ def deepseek_v3(*overrides: str) -> Rank:
 
 
 @cache
-def _backtested() -> str:
-    return planning.backtest(str(ROOT / "benchmarks/published_layouts.csv"))
+def _backtested(name: str) -> str:
+    return planning.backtest(str(ROOT / f"benchmarks/{name}_layouts.csv"))
 
 
-def backtest(*patterns: str) -> list[float]:
-    """Return the numbers of the groups of patterns in what `mpitrain plan backtest` prints."""
-    found = (re.search(pattern, _backtested()) for pattern in patterns)
+def backtest(*patterns: str, name: str = "published") -> list[float]:
+    """Return the numbers of the groups of patterns in what `mpitrain plan backtest` prints.
+
+    name: of the file, published_layouts.csv or unseen_layouts.csv.
+    """
+    found = (re.search(pattern, _backtested(name)) for pattern in patterns)
     return [float(_plain(group)) for match in found if match for group in match.groups()]
 
 

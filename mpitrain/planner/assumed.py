@@ -14,7 +14,8 @@ class Convention(NamedTuple):
     counts_recomputed: its MFU or TFLOP/s count what is recomputed. halved: of causal attention
     they count what isn't masked. max_allocated: its memory is what torch allocated at most.
     again: of products, the share that its selective recomputation repeats. kernel: of attention,
-    one of KERNELS of a machine's file. padded: experts get a fixed number of rows.
+    one of KERNELS of a machine's file. padded: experts get a fixed number of rows. narrow_gathers:
+    in fp8 tp gathers fp8.
     """
 
     pattern: str
@@ -35,6 +36,7 @@ class Convention(NamedTuple):
     dispatch: str = "alltoall"
     kernel: str = "flash2"
     padded: bool = False
+    narrow_gathers: bool = False
 
 
 CONVENTIONS = (
@@ -58,15 +60,14 @@ CONVENTIONS = (
         recompute="full", flash=False, sequence_parallel=False, zero=0, overlapped=False,
     ),
     Convention(
-        r"megatron-bridge (26\.0[3-9]|26\.02\.01)", "as below; rows cross once to a node: a guess "
-        "from what the table "
-        "itself gains between 26.02 and 26.02.01", recompute="none", tp_overlap=0.5, halved=True,
-        dispatch="hierarchical", kernel="cudnn",
+        r"megatron-bridge|nemo", "NVIDIA-NeMo/Megatron-Bridge, performance recipes: none but "
+        "where stated, gradients reduced in bf16; Transformer Engine takes cuDNN's attention on Hopper "
+        "and Blackwell, and gathers fp8",
+        recompute="none", tp_overlap=0.5, halved=True, kernel="cudnn", wire_bytes=2, narrow_gathers=True,
     ),
     Convention(
-        r"megatron-bridge|nemo", "NVIDIA-NeMo/Megatron-Bridge, performance recipes: none but "
-        "where stated; Transformer Engine takes cuDNN's attention on Hopper and Blackwell",
-        recompute="none", tp_overlap=0.5, halved=True, kernel="cudnn",
+        r"megatron-moe-modelzoo", "yanring/Megatron-MoE-ModelZoo, model_configs/benchmarking", halved=True,
+        kernel="cudnn", tp_overlap=0.5,
     ),
     Convention(
         r"megascale", "arXiv:2402.15627, section 3: overlapped; recomputation: a guess", recompute="none",
@@ -83,16 +84,19 @@ CONVENTIONS = (
     ),
     Convention(
         r"torchtitan", "pytorch/torchtitan, its benchmark page; selective: every second product "
-        "is kept",
+        "is kept; docs/float8.md: tp gathers fp8",
         zero=3,
         again=0.5,
+        narrow_gathers=True,
     ),
     Convention(
         r"^fsdp|fsdp\+ep", "as below", zero=3, halved=True, kernel="cudnn", padded=True
     ),
     Convention(
         r"mcore|tp\+ep\+dp", "arXiv:2504.14960, section 4.1, table 3: experts have a capacity; MFU by "
-        "num_floating_point_operations() of NVIDIA/Megatron-LM (megatron/training/training.py); "
+        "num_floating_point_operations() of NVIDIA/Megatron-LM (megatron/training/training.py); vpp, which "
+        "its tables leave out: 7 of Mixtral 8x22B (megatron/core/transformer/moe/README.md) and of Qwen2 "
+        "(yanring/Megatron-MoE-ModelZoo, runtime.conf), a block a stage, and so of the others; "
         "recomputation: a guess", recompute="none",
         halved=True, kernel="cudnn", padded=True,
     ),

@@ -110,6 +110,8 @@ def layouts_in(
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
         stages=_even_stages(len(model.blocks), pp * chunks, convention.ends_count), again=convention.again,
         dispatch=_dispatch(fields, convention), padded=convention.padded,
+        hides_dispatch="overlap" in fields.get("dispatcher", "").lower(),
+        narrow_gathers=convention.narrow_gathers,
     )  # fmt: skip
     if "(b/2,2m)" in fields.get("schedule", ""):
         micros = [max(1, each // 2) for each in micros]

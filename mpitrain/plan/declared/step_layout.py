@@ -43,7 +43,9 @@ class StepLayout(NamedTuple):
     segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as
     parallel.reduce.
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
-    "allgather", every token to all ranks.
+    "allgather", every token to all ranks. hides_dispatch: it travels under another microbatch's
+    computation (arXiv:2412.19437, section 3.2.1).
+    narrow_gathers: with products in fp8, tp gathers fp8.
     regathers: a backward gathers the input of tp's products again instead of keeping it whole,
     where it can. context: of cp, as parallel.context. gather: of ZeRO-3's weights, as
     parallel.gather.
@@ -79,6 +81,8 @@ class StepLayout(NamedTuple):
     overlapped: bool = True
     tp_overlap: float = 0.0
     dispatch: str = "alltoall"
+    hides_dispatch: bool = False
+    narrow_gathers: bool = False
     stages: tuple[float, ...] | None = None
     offload_optimizer: bool = False
     offload_activations: bool = False
@@ -98,6 +102,11 @@ class StepLayout(NamedTuple):
     def item(self) -> int:
         """Bytes of an activation, and of a weight that is computed with."""
         return item_of(self.compute)
+
+    @property
+    def gathers_fp8(self) -> bool:
+        """Whether what tp gathers for products is fp8."""
+        return self.narrow_gathers and self.compute == "fp8"
 
     @property
     def offloaded(self) -> str:

@@ -272,6 +272,32 @@ def test_a_row_travels_for_each_of_its_tokens_experts(name, active):
         assert sent.num_bytes == active * 4096 * model.sizes.width * 2
 
 
+def test_what_experts_send_hides_under_another_microbatch():
+    """As far as that computes as long; of what is hidden a tenth is still felt."""
+    model = public_model("qwen3-235b-a22b")
+    layout = StepLayout(256, 4096, 2048, tp=2, pp=8, ep=32, chunks=4, schedule="interleaved")
+    for machine in (H100, H100._replace(between=20 * H100.between, inside=20 * H100.inside)):
+        plain, hidden = (
+            step.predict_step(model, layout._replace(hides_dispatch=hides), machine)
+            for hides in (False, True)
+        )
+        sent = plain.exposed["ep"]
+        # the head's computation hides nothing, so a little more is left than all of it could hide
+        least = max(sent - plain.computing, 0.1 * sent)
+        assert least <= hidden.exposed["ep"] <= 1.1 * least < 0.6 * sent
+
+
+def test_a_gather_of_fp8_has_half_the_bytes():
+    """Of a gather and a scatter each way, as long as one another."""
+    model = public_model("llama3-70b")
+    layout = StepLayout(64, 8192, 128, tp=8, compute="fp8", regathers=False)
+    wide, narrow = (
+        step.predict_step(model, layout._replace(narrow_gathers=is_narrow), H100).exposed["tp"]
+        for is_narrow in (False, True)
+    )
+    assert narrow == pytest.approx(0.75 * wide, rel=0.02)
+
+
 def test_a_product_has_the_rate_of_its_type():
     """And where a machine has none of it, that of 16 bits; of fp8 only what is multiplied in it is faster."""
     laptop = machine_of(find_machine("laptop"))._replace(products={"fp32": 2e9, "bf16": 8e9}, launch_s=0.0)

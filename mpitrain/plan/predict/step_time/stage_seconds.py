@@ -146,6 +146,9 @@ def part_of(
         forward = _added(forward, exposed)
         backward = _added(backward, exposed_backward)
         backward = _added(backward, {"tp": _exposed_regather(work, groups, machine, lasts)})
+    if layout.hides_dispatch and "ep" in forward and machine.sends_meanwhile:
+        share = _exposed_dispatch(forward["ep"] + backward["ep"], computed)
+        forward, backward = ({**way, "ep": share * way["ep"]} for way in (forward, backward))
     inputs = computed.inputs
     if repeated:
         inputs += computed.forward
@@ -160,6 +163,14 @@ def part_of(
         backward,
     )
     return _with_fetches(part, layout, machine, groups, weights)
+
+
+def _exposed_dispatch(sent: float, computed: Seconds) -> float:
+    """Return the share of experts' messages that is exposed where one microbatch's forward runs beside
+    another's backward: what both compute hides what both send.
+    """
+    hidden = computed.forward + computed.inputs + computed.weights
+    return max(1 - hidden / sent, SLOWED)
 
 
 def _with_copies(part: Part, num_bytes: int, machine: MachineRates) -> Part:
@@ -210,6 +221,7 @@ def _exposed(
             took = max(took - core, SLOWED * took)  # others come before attention, and after it
         elif machine.sends_meanwhile and each.axis == "tp":
             took *= 1 - layout.tp_overlap
+            took *= 0.5 if layout.gathers_fp8 and each.operation == "all_gather" else 1.0
         found[each.axis] += took
     return found
 
