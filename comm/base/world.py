@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.mpi_errors import error_of_operation
+from mpitrain.comm.base.shared_work import BEAT_S, Giver, Taker, Work
 from mpitrain.errors import InputError, LibraryError, MeshError, MpitrainError, StoppedEarly, storage_fault
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ else:
 
 STARTING = "mpitrain:init"  # what `ps` calls a rank inside MPI_Init
 NAP_S = 0.1  # between two looks whether rank 0 is done with something long
-BEAT_S = 1.0  # between two signs of life of a rank that others wait for
 # what rank 0 tells the others within on_first_rank()
 AT_WORK = "at work"
 SHARED = "shared"
@@ -105,7 +105,8 @@ class World:
             self.node_cores = cores.num_of_node(self.node)
         self.in_flight: object = None
         self._beaten = 0.0
-        self._help: Callable[[Any], Any] = _no_help
+        self._help: Work = _no_help
+        self._giver: Giver | None = None
 
     def _ranks_of_each_node(self) -> int:
         """Return how many ranks a node has, if all have as many and those of one are neighbours; else 0."""
@@ -114,15 +115,13 @@ class World:
         in_place = self.node.size == size and first % size == 0 and self.rank == first + self.node.rank
         return size if self.comm.allreduce(in_place, MPI.LAND) else 0
 
-    def on_first_rank(
-        self, what: str, action: Callable[[], Any], help: Callable[[Any], Any] | None = None
-    ) -> Any:
+    def on_first_rank(self, what: str, action: Callable[[], Any], help: Work | None = None) -> Any:
         """Run `action` on rank 0 and return its result on all ranks.
 
         An InputError or StoppedEarly there is raised on all; an OSError as a StorageError.
 
         An action that may take long calls beat(), or share().
-        help: what each rank does with its item of share().
+        help: yields the parts of what a rank makes of an item of share().
         """
         self._help = help or _no_help
         result = error = None
@@ -133,11 +132,12 @@ class World:
                 error = found
             except OSError as found:
                 error = storage_fault(found)
+            self._end_sharing()
         with self._waiting(f"for rank 0: {what}"):
             state, result, error = self.comm.bcast((OVER, result, error))
         while state != OVER:
             if state == SHARED:
-                self._take_part(what)
+                Taker(self.comm, self._help, self._is_asked).run(lambda: self._waiting(f"for rank 0: {what}"))
             with self._waiting(f"for rank 0: {what}"):
                 if state == AT_WORK:
                     self.comm.allreduce(self._is_asked(), MPI.LOR)
@@ -146,33 +146,22 @@ class World:
             raise _on_all_ranks(error)
         return result
 
-    def share(self, items: Sequence[Any]) -> list[Any]:
-        """Give each rank its item, and return what `help` makes of each; None stays None.
+    def share(self, items: Iterable[Any], ranks: Sequence[int], first: Any) -> Iterator[list[Any]]:
+        """Yield the parts that `help` makes of each item, on one of `ranks`, in the order of the items.
 
-        Rank 0 calls it within on_first_rank(). Raises the InputError of the first rank that has
-        one.
+        Rank 0 calls it within on_first_rank(), and reads ahead of what it yields. first: what each
+        of the other ranks is given before its first item; nothing is yielded for it. Raises an
+        item's InputError in its place.
         """
         self.comm.bcast((SHARED, None, None))
-        part = self._take_part("sharing the work", items)
-        for _, error in part:
-            if error is not None:
-                raise error
-        return [result for result, _ in part]
+        self._giver = Giver(self.comm, ranks, first, self._help, self._waiting)
+        yield from self._giver.results(items)
+        self._end_sharing()
 
-    def _take_part(
-        self, what: str, items: Sequence[Any] | None = None
-    ) -> list[tuple[Any, InputError | None]]:
-        """Do this rank's part of share(); return all results on rank 0."""
-        with self._waiting(f"for rank 0: {what}"):
-            item = self.comm.scatter(items)
-        result = error = None
-        try:
-            if item is not None:
-                result = self._help(item)
-        except InputError as found:
-            error = found
-        with self._waiting(f"for all ranks: {what}"):
-            return self.comm.gather((result, error)) or []
+    def _end_sharing(self) -> None:
+        giver, self._giver = self._giver, None
+        if giver:
+            giver.end()
 
     def from_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0 and return its result on all ranks.
@@ -202,6 +191,8 @@ class World:
 
         Return whether one was asked to leave; seen once a second.
         """
+        if self._giver:
+            return self._giver.still_works()
         if time.monotonic() - self._beaten <= BEAT_S:
             return False
         self.comm.bcast((AT_WORK, None, None))

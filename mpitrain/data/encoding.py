@@ -1,9 +1,10 @@
-"""Turn the documents of a corpus into ids: in pieces, a share for each rank, in the order of the corpus.
+"""Turn the documents of a corpus into ids: in pieces, shares of them on any rank, in the order of the corpus.
 
 documents  one   a long one   three        cutting.py cuts the long one
-shares     [one, a lo] [ng on] [e, three]  of SHARE_BYTES at most; a round has one for each rank
+shares     [one, a lo] [ng on] [e, three]  of SHARE_BYTES at most
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -25,23 +26,27 @@ Texts = Sequence[bytes]
 
 
 class Encoder(Protocol):
-    """Encodes several shares at once, one on each rank that takes part."""
+    """Yields the ids of the texts of each share, in order; it may read shares ahead of what it yields.
 
-    num_shares: int
+    num_ranks: on which it encodes.
+    """
 
-    def __call__(self, shares: Sequence[Texts]) -> list[list[np.ndarray]]: ...
+    num_ranks: int
+
+    def __call__(self, shares: Iterable[Texts]) -> Iterator[list[np.ndarray]]: ...
 
 
 class LocalEncoder:
     """Encodes on this rank."""
 
-    num_shares = 1
+    num_ranks = 1
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
 
-    def __call__(self, shares: Sequence[Texts]) -> list[list[np.ndarray]]:
-        return [encode_share(self._tokenizer, share) for share in shares]
+    def __call__(self, shares: Iterable[Texts]) -> Iterator[list[np.ndarray]]:
+        for share in shares:
+            yield list(map(self._tokenizer.encode, share))
 
 
 class DocumentPiece(NamedTuple):
@@ -60,11 +65,6 @@ class DocumentPiece(NamedTuple):
         return (len(self.text) if self.document.ids is None else self.document.num_bytes) + DOCUMENT_BYTES
 
 
-def encode_share(tokenizer: Tokenizer, share: Texts) -> list[np.ndarray]:
-    """Return the ids of each text."""
-    return [tokenizer.encode(text) for text in share]
-
-
 def encoded(
     documents: Iterable[Document],
     tokenizer: Tokenizer,
@@ -78,16 +78,23 @@ def encoded(
     Raises DataError for ids of a source that can't be the tokenizer's.
     """
     parts = list[np.ndarray]()
-    for shares in _rounds(_pieces(documents, tokenizer), encoder.num_shares):
-        found = encoder([[piece.text for piece in share if piece.text] for share in shares])
-        ids = (part for parts in found for part in parts)
-        for piece in (piece for share in shares for piece in share):
+    read = deque[list[DocumentPiece]]()
+    for found in encoder(_texts(_shares(_pieces(documents, tokenizer)), read)):
+        ids = iter(found)
+        for piece in read.popleft():
             if piece.text:
                 parts.append(next(ids))
             each(piece)
             if piece.is_last:
                 yield piece.document, _ids_of(piece.document, parts, tokenizer)
                 parts = []
+
+
+def _texts(shares: Iterable[list[DocumentPiece]], read: deque[list[DocumentPiece]]) -> Iterator[Texts]:
+    """Yield the texts of each share, and append its pieces to `read`."""
+    for share in shares:
+        read.append(share)
+        yield [piece.text for piece in share if piece.text]
 
 
 def _ids_of(document: Document, parts: list[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
@@ -134,18 +141,15 @@ def _require_memory(name: str, text: bytes, tokenizer: Tokenizer) -> None:
         )
 
 
-def _rounds(pieces: Iterable[DocumentPiece], num_shares: int) -> Iterator[list[list[DocumentPiece]]]:
-    """Yield shares of SHARE_BYTES at most, `num_shares` together; a longer piece is a share by itself."""
-    shares = [list[DocumentPiece]()]
+def _shares(pieces: Iterable[DocumentPiece]) -> Iterator[list[DocumentPiece]]:
+    """Yield shares of SHARE_BYTES at most; a longer piece is a share by itself."""
+    share = list[DocumentPiece]()
     size = 0
     for piece in pieces:
-        if shares[-1] and size + piece.num_bytes > SHARE_BYTES:
-            if len(shares) == num_shares:
-                yield shares
-                shares = []
-            shares.append([])
-            size = 0
-        shares[-1].append(piece)
+        if share and size + piece.num_bytes > SHARE_BYTES:
+            yield share
+            share, size = [], 0
+        share.append(piece)
         size += piece.num_bytes
-    if shares[-1]:
-        yield shares
+    if share:
+        yield share

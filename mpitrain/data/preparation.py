@@ -369,7 +369,7 @@ def _encode(work: _Work, draft: Draft) -> None:
         for token in (tokenizer.end_of_text, tokenizer.begin_of_text)
     )
     encoder = work.encoder_of(tokenizer, sum(sizes))
-    how = f"on {counted(encoder.num_shares, 'ranks')}"
+    how = f"on {counted(encoder.num_ranks, 'ranks')}"
     pace = Pace(work.report.line, sizes, draft.after, how)
     damaged = draft.tally.left_out.get(DAMAGED)
     documents = _read(work.texts(draft.after, damaged.count if damaged else 0), each)

@@ -1,25 +1,23 @@
-"""Tokenize a corpus on all ranks: rank 0 reads text and writes tokens, each encodes a share of a round.
-
-    rank 0     read | share | encode | gather, write | read | share | encode ...
-    others            take    encode   give                   take    encode ...
+"""Tokenize a corpus on all ranks: rank 0 reads text and writes tokens, each encodes shares of it.
 
 Rank 0 alone reads the tokenizer's file. The ranks that take part get it from there, if there is
 work.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from mpitrain.comm.base.world import World
 from mpitrain.config import Data
-from mpitrain.data.encoding import SHARE_BYTES, Encoder, LocalEncoder, Texts, encode_share
+from mpitrain.data.encoding import SHARE_BYTES, Encoder, LocalEncoder, Texts
 from mpitrain.data.memory_left import available_bytes
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, tokenizer_from, vocabulary_of
 
 # For each rank that takes part: less is encoded sooner than a tokenizer is sent and read.
 LEAST_SHARES = 4
+# more than rank 0 can read text for
+MOST_RANKS = 64
 
 
 class OneTokenizer:
@@ -50,12 +48,12 @@ class OneTokenizer:
         ranks = _ranks_to_help(self._world, tokenizer, num_bytes)
         return _OnRanks(self._world, ranks, tokenizer.files()) if len(ranks) > 1 else LocalEncoder(tokenizer)
 
-    def help(self, item: Mapping[str, bytes] | Texts) -> list[np.ndarray] | None:
+    def help(self, item: Mapping[str, bytes] | Texts) -> Iterator[np.ndarray]:
         """Do this rank's part of World.share(): read a tokenizer from its files, or encode texts."""
         if isinstance(item, Mapping):
             self._tokenizer = tokenizer_from(item, self._data)
-            return None
-        return encode_share(self.whole, item)
+        else:
+            yield from map(self.whole.encode, item)
 
     def leave(self) -> None:
         """Forget the tokenizer, which may take much memory."""
@@ -63,23 +61,16 @@ class OneTokenizer:
 
 
 class _OnRanks:
-    """Encodes on several ranks; a share goes to each of them."""
+    """Encodes on several ranks."""
 
     def __init__(self, world: World, ranks: Sequence[int], files: Mapping[str, bytes]):
         self._world = world
         self._ranks = ranks
         self._files = files
-        self.num_shares = len(ranks)
+        self.num_ranks = len(ranks)
 
-    def __call__(self, shares: Sequence[Texts]) -> list[list[np.ndarray]]:
-        if self._files:
-            self._give({rank: self._files for rank in self._ranks if rank})
-            self._files = {}
-        shares_by_rank = self._give(dict(zip(self._ranks, shares)))
-        return [shares_by_rank[rank] for rank in self._ranks[: len(shares)]]
-
-    def _give(self, items: Mapping[int, Any]) -> list[Any]:
-        return self._world.share([items.get(rank) for rank in range(self._world.size)])
+    def __call__(self, shares: Iterable[Texts]) -> Iterator[list[np.ndarray]]:
+        return self._world.share(shares, self._ranks, self._files)
 
 
 def _ranks_to_help(world: World, tokenizer: Tokenizer, num_bytes: int) -> list[int]:
@@ -91,4 +82,4 @@ def _ranks_to_help(world: World, tokenizer: Tokenizer, num_bytes: int) -> list[i
     free_bytes = available_bytes()
     fit = of_node if free_bytes is None else free_bytes // 2 // rank_bytes
     able = [rank for rank in range(world.size) if rank == 0 or rank % of_node < fit]
-    return able[: max(1, num_bytes // (LEAST_SHARES * SHARE_BYTES))]
+    return able[: min(MOST_RANKS, max(1, num_bytes // (LEAST_SHARES * SHARE_BYTES)))]

@@ -42,7 +42,7 @@ def given(world, tmp_path, monkeypatch):
 
 
 def tokenize(world, folder, target, each=lambda what: None, text="a.jsonl"):
-    """Tokenize on all ranks; return how many shares went out together."""
+    """Tokenize on all ranks; return how many ranks encoded."""
     ranks = World(world, NULL_REPORTER)
     shares = []
     data = Data(source="jsonl", path=str(folder / text), tokenizer=str(folder / "t.json"))
@@ -51,7 +51,7 @@ def tokenize(world, folder, target, each=lambda what: None, text="a.jsonl"):
 
     def encoder(*given):
         found = tokenizer.encoder(*given)
-        shares.append(found.num_shares)
+        shares.append(found.num_ranks)
         return found
 
     def action():
