@@ -188,7 +188,7 @@ class Plain(nn.Module):
 
 
 def _our_name(name: str) -> str:
-    """Return our name of a parameter of plain torch; behind it the number of the expert, if it is one's."""
+    """Return our name of a parameter of plain torch; after it the number of the expert, if it is one's."""
     if ".mixture.experts." in name:
         block, number, matrix = name.split(".")[1], *name.split(".")[4:6]
         return f"blocks.{block}.ffn.experts.{matrix}.weight {number}"

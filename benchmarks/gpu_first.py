@@ -214,7 +214,7 @@ def steps(machine, found):
 
 
 def pace(run):
-    """Return tokens/s and MFU of the steps behind the second, a median, and what was said of memory."""
+    """Return tokens/s and MFU of the steps after the second, a median, and what was said of memory."""
     if "failed" in run:
         return run
     steps = run["steps"][2:]

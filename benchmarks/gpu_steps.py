@@ -49,7 +49,7 @@ def planned(settings: dict[str, object], device: str, given: list[str]) -> Plan:
 
 
 def timed(step: Callable[[], object], device: str) -> list[float]:
-    """Return the seconds of some steps, behind one that warms up."""
+    """Return the seconds of some steps, after one that warms up."""
     found = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()

@@ -26,7 +26,7 @@ from mpitrain.parallel.zero.initial import Uniform, initialise
 from mpitrain.parallel.zero.inverse_normal import CHUNK, Rounded, exact, table
 from mpitrain.parallel.zero.shards import Weights, ZeroGroup
 from mpitrain.plan.declared.parameters import WHOLE, Spec
-from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.buckets import map_bucket
 from mpitrain.plan.settings.resolve import resolve
 
 STD = 0.02
@@ -47,7 +47,7 @@ def made(length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return weights as a rank makes them."""
     out = torch.zeros(length, dtype=dtype)
     spec = Spec("w", (length,), std=STD, whole=(length,), offset=(0,))
-    initialise(layout_of((spec,), 1), 0, length, 1, out, torch.get_num_threads())
+    initialise(map_bucket((spec,), 1), 0, length, 1, out, torch.get_num_threads())
     return out
 
 
@@ -55,7 +55,7 @@ def columns(length: int) -> torch.Tensor:
     """Return a slice of an eighth of the columns of a matrix, as a rank of 8 has it."""
     spec = Spec("w", (length // 1024, 1024), std=STD, whole=(length // 1024, 8192), offset=(0, 2048))
     out = torch.zeros(spec.numel)
-    initialise(layout_of((spec,), 1), 0, spec.numel, 1, out, torch.get_num_threads())
+    initialise(map_bucket((spec,), 1), 0, spec.numel, 1, out, torch.get_num_threads())
     return out
 
 
@@ -111,8 +111,8 @@ def model(layers: int, width: int) -> None:
     elements = 0
     for bucket in stage.buckets(WHOLE):
         elements += Weights(
-            layout_of(bucket.specs, 1), torch.float32, torch.device("cpu"), ZeroGroup(), 1
-        ).layout.length
+            map_bucket(bucket.specs, 1), torch.float32, torch.device("cpu"), ZeroGroup(), 1
+        ).map.length
     clock = time.perf_counter() - clock
     processor = time.process_time() - processor
     print(

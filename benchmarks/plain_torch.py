@@ -15,7 +15,7 @@ from mpitrain.config import Model as Sizes
 
 
 class PlainBlock(nn.Module):
-    """Attention and a gated feed-forward, each behind a norm and added to its input."""
+    """Attention and a gated feed-forward, each after a norm and added to its input."""
 
     def __init__(self, sizes: Sizes):
         super().__init__()

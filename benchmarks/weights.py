@@ -3,7 +3,7 @@
     python benchmarks/weights.py [FOLDER] [LAYERS] [DTYPE]    FOLDER: where 15 GB are free; LAYERS: 28
 
 It makes a Hugging Face folder of the sizes of Qwen2.5-1.5B (random numbers, DTYPE: BF16, or F32, which an
-export to bf16 rounds), imports it, and exports the run. Before and behind each, a process of its own copies
+export to bf16 rounds), imports it, and exports the run. Before and after each, a process of its own copies
 as many bytes: reads what the command reads, writes as much as it writes, in pieces of 8 MB, and syncs once a
 file. The page cache is as full for one as for the other.
 

@@ -240,7 +240,7 @@ def figures(paragraph: str, marker: str, run: Run) -> str:
 
 
 def _as_shown(was: str, value: str) -> str:
-    """Return a value with as many digits behind the point as a number has that stands there."""
+    """Return a value with as many digits after the point as a number has that stands there."""
     if value.count(".") > 1:
         return value  # a version
     digits = len(was.partition(".")[2])

@@ -587,7 +587,7 @@ def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str
     """Watch runs under way, by their run directories alone. Nothing is written.
 
     The page of `mpitrain report` stays new within two seconds. Its address has a secret; by default only
-    this machine is answered.
+    this host is answered.
     """
     from mpitrain.commands import watch
 

@@ -8,7 +8,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from mpitrain.errors import ScheduleError, nearest
+from mpitrain.errors import ScheduleError, counted, nearest
 from mpitrain.schedules import families
 from mpitrain.schedules.families.one_f_one_b import ONE_F_ONE_B
 from mpitrain.schedules.families.seq1f1b import SEGMENTS
@@ -124,7 +124,7 @@ def build(
             raise ScheduleError(f"{name}: found {option} = {number}, needed at least 1")
     segments = segments_of(family, options.segments)
     chunks = chunks_of(name, options.chunks, family)
-    size = f"found {num_ranks:,} ranks x {num_microbatches:,} microbatches"
+    size = f"found {counted(num_ranks, 'ranks', ',')} x {counted(num_microbatches, 'microbatches', ',')}"
     size += f" x {chunks:,} chunks" * (chunks > 1) + f" x {segments:,} segments" * (segments > 1)
     require_size(name, num_ranks * num_microbatches * chunks * segments, size)
     return make_table(

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from mpitrain.errors import ScheduleError
+from mpitrain.errors import ScheduleError, counted
 from mpitrain.schedules.actions import COMPUTE, OFFLOAD, PAIR, Action, parse
 from mpitrain.schedules.limits import require_size
 
@@ -76,7 +76,7 @@ def make_table(name: str, ranks: Iterable[Iterable[Action]], *, copies: int = 1,
     require_size(
         name,
         num_microbatches * len(rank_of),
-        f"found {num_microbatches:,} microbatches on {len(rank_of):,} stages",
+        f"found {counted(num_microbatches, 'microbatches', ',')} on {counted(len(rank_of), 'stages', ',')}",
     )
     for what, number, divisor in (
         ("stages", len(rank_of), copies),

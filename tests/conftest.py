@@ -27,7 +27,7 @@ LONG_CASE = pytest.mark.skip(
     reason="MPITRAIN_EFFORT=long runs it; others, some by that choice too, have its values"
 )
 BY_CHOICE = "MPITRAIN_"  # in the reason of a skip that an environment variable undoes
-LEFT_OUT = ".left-out"  # behind the name of a lane's report
+LEFT_OUT = ".left-out"  # after the name of a lane's report
 THINNED = ("unit", "ranks", "hardware")
 COMMANDS = ("runs", "pages", "harness")  # start whole commands, under mpirun too
 FEW = 3  # cases, all of which are told

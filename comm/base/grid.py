@@ -15,7 +15,7 @@ node.
 import math
 from collections.abc import Mapping, Sequence
 
-from mpitrain.errors import MeshError
+from mpitrain.errors import MeshError, counted
 
 
 class Grid:
@@ -35,8 +35,8 @@ class Grid:
         """Raise MeshError unless the grid has exactly as many ranks as were started."""
         if self.size != world_size:
             raise MeshError(
-                f"{self} = {self.size} ranks, but mpirun started {world_size}; start {self.size} or change "
-                "parallel.*"
+                f"{self} = {counted(self.size, 'ranks')}, but mpirun started {world_size}; "
+                f"start {self.size} or change parallel.*"
             )
 
     def coordinates(self, rank: int) -> dict[str, int]:

@@ -74,7 +74,7 @@ def _exchange(
 
 def shift(x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
     """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as
-    far behind.
+    far before.
     """
     return _shift(x, out, distance, axis, axis.next_tag())
 

@@ -72,7 +72,7 @@ class Transport(Protocol):
         """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`."""
 
     def shift(self, x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
-        """Send `x` to the rank `distance` further, and receive `out` from as far behind."""
+        """Send `x` to the rank `distance` further, and receive `out` from as far before."""
 
     def reduce_scatter(self, x: Array, out: Array, axis: TransportAxis) -> Steps:
         """Write the sum over the axis of the own shard of `x` to `out`."""

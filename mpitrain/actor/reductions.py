@@ -157,7 +157,7 @@ class Gradients:
             gradient = bucket.gradients[0]
             compared = (
                 spec
-                for spec in gradient.layout.specs
+                for spec in gradient.map.specs
                 if self._compares(bucket, spec) and self._counts_or_replicates(stage, bucket, spec)
             )
             self.squares_of_shards += noise_scale.squares(gradient.view(spec) for spec in compared)

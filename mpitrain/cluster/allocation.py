@@ -240,7 +240,7 @@ def _in_cgroup_of_slurm() -> bool:
 
 
 def _sees_all_processes() -> bool:
-    """Return whether /proc shows this machine's processes, and not those of a container only."""
+    """Return whether /proc shows this host's processes, and not those of a container only."""
     with suppress(OSError):
         return os.readlink("/proc/self/ns/pid") == FIRST_PROCESS_NAMESPACE
     return False  # no Linux

@@ -2,6 +2,8 @@
 
 import os
 
+from mpitrain.errors import counted
+
 HINTS = {
     "MPICH": (
         "MPIR_CVAR_POLLS_BEFORE_YIELD",
@@ -30,7 +32,8 @@ def crowded(vendor: str, ranks: int, cores: int) -> str:
     if ranks <= cores or not settings:
         return ""
     return (
-        f"{ranks} ranks on {cores} cores: set {settings}, or waiting ranks take the cores from working ones"
+        f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}: set {settings}, or waiting ranks take the "
+        "cores from working ones"
     )
 
 
@@ -40,7 +43,10 @@ def many(vendor: str, ranks: int, cores: int) -> str:
     if ranks < MANY or ranks <= cores or not smaller:
         return ""
     settings = " ".join(filter(None, [smaller, _unset(HINTS, vendor)]))
-    return f"{ranks} ranks on {cores} cores: env {settings} mpirun ... saves 8 MB a rank, and time"
+    return (
+        f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}: env {settings} mpirun ... saves 8 MB a "
+        "rank, and time"
+    )
 
 
 def _unset(hints: dict[str, tuple[str, str]], vendor: str) -> str:

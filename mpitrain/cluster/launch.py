@@ -150,7 +150,7 @@ def elsewhere(name: str) -> dict[int, int]:
 
 
 def start(num_ranks: int, arguments: list[str]) -> int:
-    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this machine with this environment's mpirun;
+    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this host with this environment's mpirun;
     return the exit code.
     """
     import shutil

@@ -88,7 +88,7 @@ def addresses_here() -> tuple[str, ...]:
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:
-    """Return names of nodes, with their number where several have one, as they do when one machine
+    """Return names of nodes, with their number where several have one, as they do when one host
     plays them.
     """
     return tuple(f"{name}#{number}" if names.count(name) > 1 else name for number, name in enumerate(names))

@@ -21,7 +21,7 @@ def left_behind(folder: Path = FOLDER) -> list[Path]:
     """Return files in `folder` that an MPI library made for this user, a minute ago or more, and
     that no process has in its memory.
 
-    Sees processes of this machine and container only, and of others than this user's none, as the
+    Sees processes of this host and container only, and of others than this user's none, as the
     kernel shows them.
     """
     stale = [path for path in _made_by_mpi(folder) if _is_old(path)]

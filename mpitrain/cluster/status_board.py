@@ -55,7 +55,7 @@ NOTHING_EXPECTED = ExpectedInstruction()
 
 @dataclass(frozen=True)
 class Where:
-    """A slot as it was read. since: seconds of time.monotonic(), which all processes of a machine share.
+    """A slot as it was read. since: seconds of time.monotonic(), which all processes of a host share.
 
     waits_for: the message or the sum that it has waited for, for a while.
     waiting_on: ranks that have to do something for it; none: its own device has.

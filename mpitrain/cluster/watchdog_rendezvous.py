@@ -5,7 +5,7 @@ Long before MPI knows which ranks are there.
     connect_to_job()   at a socket that has the name of what the ranks of one launcher on this node
                     have in common; who comes first starts it
     start(address)  at a name that its starter tells: where launchers say nothing of the kind,
-                    or one machine plays several nodes
+                    or one host plays several nodes
 
 The name of such a socket has no file: it needs no disk, and goes with the process.
 """

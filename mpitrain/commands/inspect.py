@@ -104,7 +104,8 @@ def _nodes_of_layout(num_nodes: int, node_ranks: int, spares: int) -> tuple[int,
     started = num_nodes * node_ranks
     if spares >= started:
         raise ConfigError(
-            f"recovery.spares = {spares}: found {started} ranks, needed more than spares; ask for more"
+            f"recovery.spares = {spares}: found {counted(started, 'ranks')}, needed more than spares; "
+            "ask for more"
         )
     ranks = started - spares
     return ranks, -(-ranks // node_ranks), 0 if ranks % node_ranks else node_ranks
@@ -142,7 +143,7 @@ def _chosen(
     vocabulary = vocabulary_of(tokenizer_of(config.data))
     separator(config.data, vocabulary)
     nodes = (num_nodes, node_ranks) if node_ranks else _nodes_of(config, num_ranks)
-    request = LayoutRequest(config, begun.origins, num_ranks, *nodes, vocabulary, counted="there are")
+    request = LayoutRequest(config, begun.origins, num_ranks, *nodes, vocabulary, ranks_source="there are")
     config, lines = choose_layout(request)
     return begun.changed(config, KeyOrigin(PLANNER)), lines
 

@@ -1,4 +1,4 @@
-"""`mpitrain watch`: runs under way, on a page of this machine or in the terminal."""
+"""`mpitrain watch`: runs under way, on a page of this host or in the terminal."""
 
 import secrets
 import sys

@@ -236,13 +236,13 @@ class PackedSampler:
         """Yield each block that slots have a row of, which slots these are, and the rows."""
         epochs, places = np.divmod(slots, self.num_sequences)
         for epoch in np.unique(epochs).tolist():
-            blocks, behind = self._blocks_of(epoch)
+            blocks, totals = self._blocks_of(epoch)
             of_epoch = np.flatnonzero(epochs == epoch)
-            at = np.searchsorted(behind, places[of_epoch], side="right")
+            at = np.searchsorted(totals, places[of_epoch], side="right")
             for number in np.unique(at).tolist():
                 here = of_epoch[at == number]
                 block = int(blocks[number])
-                within = places[here] - (int(behind[number - 1]) if number else 0)
+                within = places[here] - (int(totals[number - 1]) if number else 0)
                 order = self._order_of(int(self._sizes[block]), block + 1)
                 yield block, here, order.windows(epoch, within)
 

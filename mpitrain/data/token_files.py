@@ -147,18 +147,18 @@ def _by_index(file: File, tokens: TokenFile, begin: Position, rule: TokenRule) -
     number = begin.lines
     while number < len(ends):
         first = int(ends[number - 1]) if number else 0
-        behind = max(number + 1, int(np.searchsorted(ends, first + BLOCK, side="right")))
-        behind = min(behind, number + BLOCK)
+        stop = max(number + 1, int(np.searchsorted(ends, first + BLOCK, side="right")))
+        stop = min(stop, number + BLOCK)
         _require_length(file, int(ends[number]) - first)
-        last = int(ends[behind - 1])
+        last = int(ends[stop - 1])
         ids = tokens.ids.read(first, last)
         scored = tokens.scored.read(first, last) if tokens.scored else None
         place = first
-        for end in ends[number:behind].tolist():
+        for end in ends[number:stop].tolist():
             within = slice(place - first, end - first)
             yield place, ids[within], None if scored is None else scored[within], end
             place = end
-        number = behind
+        number = stop
 
 
 def _by_token(file: File, tokens: TokenFile, begin: Position, rule: TokenRule) -> Iterator[_Stretch]:

@@ -107,9 +107,9 @@ class Text:
     def documents(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return where documents begin and end in tokens.bin. It takes ends.bin."""
         assert isinstance(self._ends, np.ndarray)
-        first, behind = self._in_stretches
-        stretches = np.searchsorted(behind, numbers, side="right")
-        before = np.concatenate([[0], behind])[stretches]
+        first, totals = self._in_stretches
+        stretches = np.searchsorted(totals, numbers, side="right")
+        before = np.concatenate([[0], totals])[stretches]
         found = first[stretches] + numbers - before
         begins = np.where(found, self._ends[np.maximum(found - 1, 0)], 0)
         return (
@@ -141,16 +141,16 @@ class Text:
         """Mark which of tokens `begin` to `last` carry no loss."""
         assert self._unscored is not None
         first = np.searchsorted(self._unscored[:, 1], begin, side="right")
-        behind = np.searchsorted(self._unscored[:, 0], last)
-        for run_begin, run_end in self._unscored[first:behind].tolist():
+        stop = np.searchsorted(self._unscored[:, 0], last)
+        for run_begin, run_end in self._unscored[first:stop].tolist():
             scored[max(run_begin - begin, 0) : run_end - begin] = False
 
     def _mark(self, ends: np.ndarray, place: int, begin: int, last: int, stretch: int) -> None:
         """Mark the last tokens of documents in a piece of a row: of tokens `begin` to `last`, which
         stand from `place` on.
         """
-        first, behind = np.searchsorted(self._ends, [begin + 1, last + 1])
-        ends[place - 1 + self._ends[first:behind] - begin] = True
+        first, stop = np.searchsorted(self._ends, [begin + 1, last + 1])
+        ends[place - 1 + self._ends[first:stop] - begin] = True
         # within a document, perhaps: what follows in this text isn't its rest
         if last == self._lasts[stretch]:
             ends[place + last - begin - 1] = True

@@ -7,7 +7,7 @@ and nothing computed.
     communicators  those of training
     steps          dryrun/silent_walk.py
 
-512 ranks fit on one machine: none of them loads torch, and no run directory, corpus or weight is
+512 ranks fit on one host: none of them loads torch, and no run directory, corpus or weight is
 touched.
 """
 

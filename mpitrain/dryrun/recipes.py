@@ -12,7 +12,7 @@ from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import without_launcher
 from mpitrain.config import Config
-from mpitrain.errors import MpitrainError
+from mpitrain.errors import MpitrainError, counted
 
 if TYPE_CHECKING:
     import subprocess
@@ -69,7 +69,7 @@ class Rehearsals:
         lines = self._out.read().splitlines()
         if code or len(lines) != num_ranks:
             raise RuntimeError(
-                f"the rehearsal ended with exit code {code}, after {len(lines)} ranks:\n"
+                f"the rehearsal ended with exit code {code}, after {counted(len(lines), 'ranks')}:\n"
                 f"{self._said.read().decode()}"
             )
         return lines

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 60.0  # of one message
 Line = tuple[str, str]  # name, finding
 
-MANY = {  # hundreds of ranks on one machine, for a dry run
-    "MPICH": "of more than 256 ranks on one machine MPICH's mpirun hangs: name it as several nodes, for 512 "
+MANY = {  # hundreds of ranks on one host, for a dry run
+    "MPICH": "of more than 256 ranks on one host MPICH's mpirun hangs: name it as several nodes, for 512 "
     "ranks mpirun -launcher fork "
     "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with " + SMALLER["MPICH"][1]
 }
@@ -183,7 +183,7 @@ def _launcher(name: str | None) -> str:
 
 
 def launcher_options(vendor: str, ranks: int, cores: int) -> str:
-    """Return how to start hundreds of ranks on one machine, where that needs telling and there are
+    """Return how to start hundreds of ranks on one host, where that needs telling and there are
     more ranks than cores.
     """
     return MANY.get(vendor, "") if ranks > cores else ""

@@ -18,7 +18,7 @@ from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.base import library
 from mpitrain.comm.base.world import World
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.measuring import device, node_links, storage
 from mpitrain.measuring.device import Samples
 from mpitrain.measuring.measured_rounds import doubts_of, measured_in_rounds
@@ -95,7 +95,7 @@ def measured_machine(
     mine = rounds.lost_more(max(0.0, 1 - cores / near)), rounds.unsettled()
     lost_more, unsettled = zip(*world.all_gather("whether they were disturbed", mine))
     doubts = [*doubts_of(lost_more, unsettled, rounds.count()), *_uneven(figures)]
-    ranks = f"{world.size} rank{'s' if world.size > 1 else ''}"
+    ranks = counted(world.size, "ranks")
     where = f"mpitrain bench machine, {ranks}, {library.host()}, {time.strftime('%Y-%m-%d')}"
     made = machine_of(figures, base, placement.gpu, near, cores, where)
     named = f"{made.name}{', disturbed' * bool(doubts)}"

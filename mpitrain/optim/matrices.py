@@ -30,7 +30,7 @@ from mpitrain.comm.collectives import all_to_all_v
 from mpitrain.comm.progress import Pending
 from mpitrain.config import Config
 from mpitrain.plan.declared.parameters import Spec
-from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.buckets import map_bucket
 from mpitrain.plan.division.domains import DENSE
 from mpitrain.plan.division.stages import StagePlan
 
@@ -65,9 +65,9 @@ def holdings(
             for bucket in stage.buckets(stage.shard(rank))
             if bucket.domain == domain
         ]
-        layouts = [layout_of(bucket.specs, num_shards) for bucket in buckets]
+        maps = [map_bucket(bucket.specs, num_shards) for bucket in buckets]
         for number in range(num_shards):
-            runs = [run for layout in layouts for run in layout.runs(number)]
+            runs = [run for bucket_map in maps for run in bucket_map.runs(number)]
             holdings_of_tp.append(
                 {
                     spec.name: MatrixPart(spec, end - begin)

@@ -1,6 +1,6 @@
 """What was predicted of a run and what it measured, side by side: a few lines at its end.
 
-Predicted are the time of a step and its parts, as by `mpitrain plan`, from the figures of a machine
+Predicted are the time of a step and its terms, as by `mpitrain plan`, from the figures of a machine
 (run.machine); what rank 0 sends, as by `mpitrain program --traffic`; its memory, as by `mpitrain
 memory`.
 
@@ -46,8 +46,8 @@ NO_PREDICTION = (
     ValueError,
     RuntimeError,
 )
-PARTS = ("computing", "pp", "tp", "cp", "ep", "dp")
-PART_OF = {  # of each axis that a run counts, see plan/axes.py
+TERMS = ("computing", "pp", "tp", "cp", "ep", "dp")
+TERM_OF_AXIS = {  # of each axis that a run counts, see plan/axes.py
     **dict.fromkeys(("links", "model"), "pp"),
     **dict.fromkeys(("tp", "kv"), "tp"),
     "cp": "cp",
@@ -55,8 +55,8 @@ PART_OF = {  # of each axis that a run counts, see plan/axes.py
 }  # of others: dp, gradients and weights
 
 
-class StepParts(NamedTuple):
-    """Seconds of a step by part; predicted has none where formulas don't have the run. source: by what.
+class StepTerms(NamedTuple):
+    """Seconds of a step by term; predicted has none where formulas don't have the run. source: by what.
 
     stages: predicted seconds of a microbatch by kind of instruction, of each stage.
     """
@@ -67,38 +67,38 @@ class StepParts(NamedTuple):
     stages: Sequence[Mapping[str, float]]
 
 
-def step_parts(run: MeasuredRun) -> StepParts | None:
+def step_terms(run: MeasuredRun) -> StepTerms | None:
     """Return a step as predicted and as measured; None of a run of one step."""
     if not run.num_steps or not run.counted:
         return None
-    measured = measured_parts(run)
+    measured = measured_terms(run)
     try:
         machine, source = machine_of_run(run)
         rates = machine_of(machine)
-        predicted = parts_predicted(run, rates)
+        predicted = predicted_terms(run, rates)
         stages = [
             {"F": s.forward, "I": s.inputs, "W": s.weights, "B": s.inputs + s.weights, "R": s.forward}
             for s in stages_of(*_modelled(run, rates))
         ]
     except NO_PREDICTION as error:
-        return StepParts({}, measured, f"no step is predicted: {_reason(error)}", ())
-    return StepParts(predicted, measured, f"predicted by the figures of {source}", stages)
+        return StepTerms({}, measured, f"no step is predicted: {_reason(error)}", ())
+    return StepTerms(predicted, measured, f"predicted by the figures of {source}", stages)
 
 
-def compare(run: MeasuredRun, parts_of_step: StepParts | None) -> str:
-    """Return the table of what step_parts() has."""
-    if parts_of_step is None:
+def compare(run: MeasuredRun, terms_of_step: StepTerms | None) -> str:
+    """Return the table of what step_terms() has."""
+    if terms_of_step is None:
         return ""
-    predicted, measured, source, _ = parts_of_step
+    predicted, measured, source, _ = terms_of_step
     predicted_sent, unknown = _sent(run)
-    parts = [name for name in PARTS if name in measured or name in predicted]
+    terms = [name for name in TERMS if name in measured or name in predicted]
     sent = run.usages[0]
     rows = [
-        ("a step, ms", "all", *parts, "MB sent", "MB held"),
-        ("predicted", *_times(predicted, parts), predicted_sent, megabytes(run.predicted_bytes)),
+        ("a step, ms", "all", *terms, "MB sent", "MB held"),
+        ("predicted", *_times(predicted, terms), predicted_sent, megabytes(run.predicted_bytes)),
         (
             "measured",
-            *_times(measured, parts),
+            *_times(measured, terms),
             megabytes(sum(usage.num_bytes for usage in sent.values()) / run.counted),
             "-" if run.held_bytes is None else megabytes(run.held_bytes),
         ),
@@ -106,29 +106,29 @@ def compare(run: MeasuredRun, parts_of_step: StepParts | None) -> str:
     return "\n".join([*aligned(rows).splitlines(), f"  {source}{_difference(predicted, measured)}", *unknown])
 
 
-def _times(parts: Mapping[str, float], names: list[str]) -> list[str]:
-    """Return the milliseconds of a step and of its parts; "-" of a step that isn't predicted."""
-    if not parts:
+def _times(terms: Mapping[str, float], names: list[str]) -> list[str]:
+    """Return the milliseconds of a step and of its terms; "-" of a step that isn't predicted."""
+    if not terms:
         return ["-"] * (len(names) + 1)
-    return [f"{1e3 * took:,.1f}" for took in (sum(parts.values()), *(parts.get(name, 0.0) for name in names))]
+    return [f"{1e3 * took:,.1f}" for took in (sum(terms.values()), *(terms.get(name, 0.0) for name in names))]
 
 
-def measured_parts(run: MeasuredRun) -> dict[str, float]:
+def measured_terms(run: MeasuredRun) -> dict[str, float]:
     """Return the seconds of a step by what the rank that waited least spent them on."""
     least = min(run.usages, key=_blocked_s)
-    parts: dict[str, float] = {}
+    terms: dict[str, float] = {}
     for axis, usage in least.items():
-        part = PART_OF.get(axis, "dp")
-        parts[part] = parts.get(part, 0.0) + usage.blocked_s / run.counted
-    return {"computing": max(0.0, run.step_s - sum(parts.values())), **parts}
+        term = TERM_OF_AXIS.get(axis, "dp")
+        terms[term] = terms.get(term, 0.0) + usage.blocked_s / run.counted
+    return {"computing": max(0.0, run.step_s - sum(terms.values())), **terms}
 
 
 def _blocked_s(usages: Mapping[str, AxisUsage]) -> float:
     return sum(usage.blocked_s for usage in usages.values())
 
 
-def parts_predicted(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:
-    """Return the seconds of a step and of its parts as a machine's figures predict them.
+def predicted_terms(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:
+    """Return the seconds of a step and of its terms as a machine's figures predict them.
 
     Raises one of NO_PREDICTION where formulas don't have the run.
     """
@@ -193,11 +193,11 @@ def _on_its_nodes(run: MeasuredRun) -> Plan:
 
 
 def _difference(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
-    """Say how far off the prediction is, and in what part most."""
+    """Say how far off the prediction is, and in what term most."""
     if not predicted:
         return ""
     more = {name: measured.get(name, 0.0) - predicted.get(name, 0.0) for name in {*predicted, *measured}}
-    part = max(more, key=lambda name: abs(more[name]))
+    term = max(more, key=lambda name: abs(more[name]))
     took = sum(measured.values()) / sum(predicted.values())
-    what = "computing" if part == "computing" else f"waiting for {part}"
-    return f"; measured / predicted {took:.2f}, most of it {what}: {1e3 * more[part]:+,.1f} ms"
+    what = "computing" if term == "computing" else f"waiting for {term}"
+    return f"; measured / predicted {took:.2f}, most of it {what}: {1e3 * more[term]:+,.1f} ms"

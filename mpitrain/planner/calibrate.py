@@ -31,7 +31,7 @@ from mpitrain.plan.predict.step_time.machine import (
 )
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
-from mpitrain.planner.after_run import NO_PREDICTION, machine_of_run, measured_parts, parts_predicted
+from mpitrain.planner.after_run import NO_PREDICTION, machine_of_run, measured_terms, predicted_terms
 from mpitrain.planner.calibration_file import CalibrationFile, LoggedChange
 from mpitrain.planner.measured_run import MeasuredRun
 
@@ -61,7 +61,7 @@ def calibrate(run: MeasuredRun, file: CalibrationFile, today: date) -> str:
     try:
         before, source = machine_of_run(run)
         after, found = calibrated(run, before)
-        predicted = sum(parts_predicted(run, machine_of(after)).values())
+        predicted = sum(predicted_terms(run, machine_of(after)).values())
     except NO_PREDICTION as error:
         return f"--calibrate: nothing was written: no step is predicted: {error}"
     lines = [_line(each) for each in found]
@@ -78,7 +78,7 @@ def calibrate(run: MeasuredRun, file: CalibrationFile, today: date) -> str:
         begun = f"--calibrate: {file.shown} begins with the figures of {source}, which this run can't change:"
         return "\n".join([begun, *lines])
     begun = "" if file.exists else f", starting from the figures of {source}"
-    step_s = sum(measured_parts(run).values())
+    step_s = sum(measured_terms(run).values())
     end = f"  with them {1e3 * predicted:,.1f} ms are predicted of a step that took {1e3 * step_s:,.1f} ms"
     return "\n".join([f"calibrated {file.shown}{begun}:", *lines, end])
 
@@ -96,7 +96,7 @@ def calibrated(run: MeasuredRun, machine: MachineFile) -> tuple[MachineFile, lis
     """
     machine, computing = _of_computing(run, machine)
     found = [computing]
-    for link, parts in _parts_of_links(run, machine).items():
+    for link, parts in _terms_of_links(run, machine).items():
         machine, changed = _of_link(run, machine, link, parts)
         found.append(changed)
     return machine, found
@@ -132,7 +132,7 @@ def _of_link(
     return _fitted(run, machine, words, parts, kinds)
 
 
-def _parts_of_links(run: MeasuredRun, machine: MachineFile) -> dict[str, tuple[str, ...]]:
+def _terms_of_links(run: MeasuredRun, machine: MachineFile) -> dict[str, tuple[str, ...]]:
     """Return the parts of a step that wait for each kind of link."""
     rates = machine_of(machine)
     rates = rates.with_ranks_per_node(run.plan.config.comm.node_ranks or run.node_ranks)
@@ -158,10 +158,10 @@ def _fitted(
     """
 
     def predicted(given: MachineFile) -> float:
-        found = parts_predicted(run, machine_of(given))
+        found = predicted_terms(run, machine_of(given))
         return sum(found.get(part, 0.0) for part in parts)
 
-    measured = measured_parts(run)
+    measured = measured_terms(run)
     step_s = sum(measured.values())
     wanted = sum(measured.get(part, 0.0) for part in parts)
     if wanted < LEAST * step_s:

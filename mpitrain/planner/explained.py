@@ -12,24 +12,24 @@ from mpitrain.plan.predict.step_time.step_model import StepModel, works_of
 from mpitrain.planner.candidates import FixedKeys
 from mpitrain.planner.search import Candidate
 
-PARTS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update", "stragglers")
+TERMS = ("computing", "bubble", "tp", "cp", "ep", "etp", "dp", "update", "stragglers")
 
 
-def parts_of(found: Prediction) -> dict[str, float]:
+def terms_of(found: Prediction) -> dict[str, float]:
     """Return the seconds of a step by what they are spent on; all of them are the step."""
-    parts = {
+    terms = {
         "computing": found.computing,
         "bubble": found.bubble,
         **{axis: took for axis, took in found.exposed.items() if took > 0},
         "update": found.update,
     }
-    return {**parts, "stragglers": max(0.0, found.seconds - sum(parts.values()))}
+    return {**terms, "stragglers": max(0.0, found.seconds - sum(terms.values()))}
 
 
 def why_lost(best: Candidate, other: Candidate) -> str:
     """Say what a layout pays more for than the best one, the largest first."""
-    mine, theirs = parts_of(best.found), parts_of(other.found)
-    more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in PARTS}
+    mine, theirs = terms_of(best.found), terms_of(other.found)
+    more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in TERMS}
     name = max(more, key=more.__getitem__)
     lost = other.found.seconds / best.found.seconds - 1
     if lost <= 0:

@@ -11,7 +11,7 @@ from mpitrain.plan.predict.gpu_share import GpuShare
 class LayoutRequest(NamedTuple):
     """A configuration and the ranks it is for.
 
-    num_nodes, node_ranks, counted: as resolve() of plan/settings/resolve.py takes them.
+    num_nodes, node_ranks, ranks_source: as resolve() of plan/settings/resolve.py takes them.
     gpu: None if ranks compute on CPUs, or nobody has looked.
     """
 
@@ -22,7 +22,7 @@ class LayoutRequest(NamedTuple):
     node_ranks: int
     vocabulary: Vocabulary
     gpu: GpuShare | None = None
-    counted: str = "mpirun started"
+    ranks_source: str = "mpirun started"
 
 
 class AnsweredLayout(NamedTuple):

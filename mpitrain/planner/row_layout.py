@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import family_of
 from mpitrain.plan.declared.published import PublishedModel, find_published
@@ -143,9 +143,10 @@ def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
         raise Incomplete(f"found no {'seq' if ranks else 'gpus'}; needed gpus and seq")
     dp = count_in(fields, "dp")
     if ranks % inside:
-        raise ConfigError(f"tp x cp x pp = {inside} doesn't divide its {ranks} GPUs")
+        raise ConfigError(f"tp x cp x pp = {inside} doesn't divide its {counted(ranks, 'GPUs')}")
     if dp and dp * inside != ranks:
-        raise ConfigError(f"dp {dp} x tp x cp x pp {inside} = {dp * inside} contradicts its {ranks} GPUs")
+        product = f"dp {dp} x tp x cp x pp {inside} = {dp * inside}"
+        raise ConfigError(f"{product} contradicts its {counted(ranks, 'GPUs')}")
     return ranks, sequence
 
 

@@ -198,8 +198,8 @@ class _Choice:
     def _plan(self, config: Config) -> Plan:
         request = self._request
         words = request.vocabulary
-        machine = request.num_ranks, words.vocab, request.num_nodes, request.node_ranks
-        return plan_of(resolve(config, *machine, request.counted, words.needed))
+        started = request.num_ranks, words.vocab, request.num_nodes, request.node_ranks
+        return plan_of(resolve(config, *started, request.ranks_source, words.needed))
 
     # ------------------------------------------------------------ the machine
 

@@ -77,14 +77,14 @@ def _compare_step(
     from mpitrain.planner import after_run  # a run needs no planner before
 
     trainer.place.enter("end", "predicting a step", BUSY)
-    parts = after_run.step_parts(run)
-    lines = [after_run.compare(run, parts)]
+    terms = after_run.step_terms(run)
+    lines = [after_run.compare(run, terms)]
     if calibration is not None:
         from mpitrain.planner.calibrate import calibrate
 
         lines.append(calibrate(run, calibration, date.today()))
     ledger, slow = trainer.ledger, trainer.stragglers.named
-    summary = run_summary(trainer.plan, usages, ledger.num_steps, memory, slow, parts)
+    summary = run_summary(trainer.plan, usages, ledger.num_steps, memory, slow, terms)
     lines.append(write_summary(trainer.rundir, summary))
     trainer.report.say("\n".join(filter(None, lines)))
 

@@ -31,8 +31,8 @@ def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 
 def resolved_plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
     """Return the plan of a configuration on these ranks. It sends nothing."""
-    machine = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
-    return plan_of(resolve(config, *machine, needed=vocabulary.needed))
+    started = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
+    return plan_of(resolve(config, *started, needed=vocabulary.needed))
 
 
 def judged_advice(config: Config, plan: Plan, world: World, vocabulary: Vocabulary) -> list[str]:

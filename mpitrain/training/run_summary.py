@@ -12,7 +12,7 @@ from mpitrain.plan.predict.memory_table import MemoryRow
 from mpitrain.training.checks.comm_report import RankUsage, sum_of
 
 if TYPE_CHECKING:
-    from mpitrain.planner.after_run import StepParts
+    from mpitrain.planner.after_run import StepTerms
 
 
 def run_summary(
@@ -21,7 +21,7 @@ def run_summary(
     num_steps: int,
     memory: Sequence[MemoryRow],
     slow: Mapping[str, int],
-    parts: "StepParts | None",
+    terms: "StepTerms | None",
 ) -> dict[str, Any]:
     """Return it. usages: of all ranks, of num_steps steps; num_steps may be 0."""
     names = dict.fromkeys(name for usage in usages for name in usage.totals)
@@ -35,10 +35,10 @@ def run_summary(
         "comm": {name: _axis(of_ranks, num_steps) for name, of_ranks in by_axis.items()},
         "slow": dict(slow),  # how often each rank or link was named as slow (comm.slow_after)
         "memory": [row._asdict() for row in memory],  # bytes of rank 0, predicted and measured
-        "predicted_s": dict(parts.predicted) if parts else {},  # seconds of a step by part, as predicted
-        "measured_s": dict(parts.measured) if parts else {},  # the same as measured
+        "predicted_s": dict(terms.predicted) if terms else {},  # seconds of a step by term, as predicted
+        "measured_s": dict(terms.measured) if terms else {},  # the same as measured
         # predicted seconds of a microbatch by kind of instruction, of each stage
-        "stages": list(parts.stages) if parts else [],
+        "stages": list(terms.stages) if terms else [],
     }
 
 

@@ -12,7 +12,7 @@ which stream they meet first.
 
 from collections import deque
 
-from mpitrain.errors import ScheduleError
+from mpitrain.errors import ScheduleError, counted
 from mpitrain.schedules.actions import PAIR, Action, B, F, I, W
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.options import Options
@@ -30,13 +30,14 @@ def dualpipe(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Act
     """
     if num_ranks % 2:
         raise ScheduleError(
-            f"dualpipe: found {num_ranks} ranks, needed an even number; change parallel.pp or use dualpipev"
+            f"dualpipe: found {counted(num_ranks, 'ranks')}, needed an even number; change parallel.pp, or "
+            "use dualpipev"
         )
     if num_microbatches % 2 or num_microbatches < 2 * num_ranks:
         raise ScheduleError(
-            f"dualpipe: found {num_microbatches} microbatches on {num_ranks} ranks, needed an even number, "
-            f"at least {2 * num_ranks}; raise batch.global, or use interleaved-zb or zbv, which run with "
-            "fewer"
+            f"dualpipe: found {counted(num_microbatches, 'microbatches')} on {num_ranks} ranks, needed an "
+            f"even number, at least {2 * num_ranks}; raise batch.global, or use interleaved-zb or "
+            "zbv, which run with fewer"
         )
     rows = []
     for rank in range(num_ranks):
@@ -68,8 +69,8 @@ def dualpipev(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Ac
     """
     if num_microbatches < 2 * num_ranks:
         raise ScheduleError(
-            f"dualpipev: found {num_microbatches} microbatches on {num_ranks} ranks, needed at least "
-            f"{2 * num_ranks}; raise batch.global, or use zbv, which runs with fewer"
+            f"dualpipev: found {counted(num_microbatches, 'microbatches')} on {counted(num_ranks, 'ranks')}, "
+            f"needed at least {2 * num_ranks}; raise batch.global, or use zbv, which runs with fewer"
         )
     return [
         _TwoStageRank(rank, 2 * num_ranks - 1 - rank).run(rank, num_ranks, num_microbatches)
@@ -112,7 +113,7 @@ class _TwoStageRank:
             self.weight()
             self.forward(second)
         for turn in range(num_microbatches - 2 * half + distance + 1):  # 4: steady, all in pairs
-            # nobody is behind the middle: in turn is earlier than together
+            # nobody is after the middle: in turn is earlier than together
             if turn == 0 and to_middle == 0:
                 self.forward(first)
                 self.backward(second)

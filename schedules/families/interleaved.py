@@ -8,7 +8,7 @@ Forwards of 5 microbatches in groups of 3 and 2 through two chunks:
     microbatch   0 1 2 0 1 2 3 4 3 4
 """
 
-from mpitrain.errors import ScheduleError
+from mpitrain.errors import ScheduleError, counted
 from mpitrain.schedules.actions import Action, B, F, I, W
 from mpitrain.schedules.families.one_f_one_b import alternate
 from mpitrain.schedules.families.zero_bubble import with_weights
@@ -164,7 +164,7 @@ def groups(name: str, num_ranks: int, num_microbatches: int, size: int | None) -
         if name == "interleaved":
             needed = f"{smallest_group(num_ranks)}, half as many as ranks"
         raise ScheduleError(
-            f"{name}: found groups of {size} microbatches, needed at least {needed}; raise group"
+            f"{name}: found groups of {counted(size, 'microbatches')}, needed at least {needed}; raise group"
         )
     number, rest = divmod(num_microbatches, size)
     if rest >= num_ranks or number == 0:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from mpitrain.errors import ScheduleError
+from mpitrain.errors import ScheduleError, counted
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.families.dualpipe import dualpipev
 from mpitrain.schedules.families.gpipe import GPIPE
@@ -90,7 +90,8 @@ def _searched(name: str, num_ranks: int, num_microbatches: int, chunks: int, opt
     stages = options.stage_times
     if stages is not None and len(stages) != num_ranks * chunks:
         raise ScheduleError(
-            f"{name}: found times of {len(stages)} stages, needed {num_ranks * chunks}: {chunks} a rank"
+            f"{name}: found times of {counted(len(stages), 'stages')}, needed "
+            f"{num_ranks * chunks}: {chunks} a rank"
         )
     listener = Listener(options.notify)
     copy = None if options.offload is None else options.offload / chunks

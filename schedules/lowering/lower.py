@@ -183,7 +183,8 @@ def _refuse_misfit_residency(
         return
     if len(residency.uses) != table.num_stages:
         raise ScheduleError(
-            f"{table.name}: found what {len(residency.uses)} stages use, needed {table.num_stages}"
+            f"{table.name}: found the uses of {counted(len(residency.uses), 'stages')}, needed "
+            f"{table.num_stages}"
         )
     if residency.ahead < 0 or residency.until not in ("use", "step"):
         raise ScheduleError(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from mpitrain.errors import ScheduleError
+from mpitrain.errors import ScheduleError, counted
 from mpitrain.schedules.actions import COMPUTE, OFFLOAD, RECEIVES, SENDS, Action
 from mpitrain.schedules.lowering.messages import with_messages
 from mpitrain.schedules.lowering.needs import Programs, partner
@@ -103,7 +103,8 @@ def _by_stage(table: Table, stage_times: Sequence[StageTimes]) -> Cost:
     """Return the cost by kind and stage. Raises ScheduleError for another number of stages."""
     if len(stage_times) != table.depth:
         raise ScheduleError(
-            f"{table.name}: found times of {len(stage_times)} stages, needed {table.depth}, as it has"
+            f"{table.name}: found times of {counted(len(stage_times), 'stages')}, needed {table.depth}, "
+            "as it has"
         )
     costs = {
         (kind, stage): time / table.segments

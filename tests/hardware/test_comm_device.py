@@ -624,7 +624,7 @@ def test_an_axis_does_not_wait_for_another_whose_data_is_late(setting):
 
 
 def test_who_waits_for_its_own_device_blames_nobody_and_is_behind(setting, monkeypatch):
-    """Not with the operation that is late, and not with one that has to wait for its turn behind it."""
+    """Not with the operation that is late, and not with one that has to wait for its turn after it."""
     import torch
 
     from mpitrain.cluster.hang_analysis import Rank, report

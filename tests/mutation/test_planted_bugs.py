@@ -7,7 +7,7 @@ import sys
 import pytest
 from folders import ROOT, files_of_tests
 
-sys.path.append(str(ROOT / "benchmarks"))  # behind: tests/support has a training.py, too
+sys.path.append(str(ROOT / "benchmarks"))  # after: tests/support has a training.py, too
 
 from planted_bugs import BUGS, FOUND, finders, place_of
 

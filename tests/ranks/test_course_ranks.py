@@ -137,7 +137,7 @@ class ColumnParallel:
 
 
 class RowParallel:
-    """The layer behind it: its inputs are divided, and its forward sums the output over the axis."""
+    """The layer after it: its inputs are divided, and its forward sums the output over the axis."""
 
     def __init__(self, whole_OI, axis):
         self.axis = axis

@@ -253,7 +253,7 @@ def differences(world, plan, whole, plain, look=lambda result: [], routed=False)
 
 
 def loss_of_documents(weights, rows, plain, separate):
-    """Return the mean loss of rows, or of their two documents, the first of which ends behind 6 tokens."""
+    """Return the mean loss of rows, or of their two documents, the first of which ends after 6 tokens."""
     parts = [rows[:, :7], rows[:, 7:]] if separate else [rows]
     counts = [each[:, 1:].numel() for each in parts]
     return sum(count * plain(weights, each) for count, each in zip(counts, parts)) / sum(counts)

@@ -24,7 +24,7 @@ GROUPED = ("model.kv_heads=2",)
 ROUTED = ("experts.count=8", "experts.active=2")
 FAMILIES = {
     "llama": GROUPED,
-    "gemma2": GROUPED,  # norms behind
+    "gemma2": GROUPED,  # norms after
     "gpt2": (),  # learned positions, biases, no gate
     "olmo2": GROUPED,  # norms of all heads together
     "qwen3": (*GROUPED, "model.mtp=2"),

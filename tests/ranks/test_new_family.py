@@ -1,4 +1,4 @@
-"""A family in a file of its own (tests/support/new_family.py), and nothing else: an activation, norms behind
+"""A family in a file of its own (tests/support/new_family.py), and nothing else: an activation, norms after
 sublayers and soft-capped scores that the code has never seen.
 
 It trains like plain torch in each layout, holds what its layers predict and sends what they declare.

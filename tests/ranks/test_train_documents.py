@@ -117,14 +117,14 @@ def test_rows_without_an_end_train_alike_joined_and_separate(world):
     )
 
 
-def behind(microbatch, positions):
+def after(microbatch, positions):
     """Leave out the loss of positions before 9."""
     targets = microbatch.targets
     return replace(microbatch, targets=None if targets is None else targets.masked_fill(positions < 9, -1))
 
 
 def test_what_stands_before_a_document_does_not_matter_to_it(world):
-    """Other tokens before an end of text leave the losses behind it alone, if documents are
+    """Other tokens before an end of text leave the losses after it alone, if documents are
     separate, and change them if not.
     """
     one = rows_of(1)
@@ -136,7 +136,7 @@ def test_what_stands_before_a_document_does_not_matter_to_it(world):
         for ends in (END, None):
             losses = []
             for rows in (one, other):
-                microbatches = [behind(each, actor.cutter.positions) for each in cut(rows, ends)]
+                microbatches = [after(each, actor.cutter.positions) for each in cut(rows, ends)]
                 losses.append(actor.evaluate(0, microbatches)[0])
             different[ends] = abs(losses[0] - losses[1]) / losses[0]
     agree(world, different[END] < 1e-12 and different[None] > 1e-6, f"{different}")

@@ -83,7 +83,7 @@ def shares(actor):
     found = {}
     for stage in actor.stages.values():
         for bucket in stage.state.buckets:
-            whole = bucket.weights.layout.length
+            whole = bucket.weights.map.length
             here = len(bucket.weights.master)
             # the embedding's part can be empty
             found.setdefault(bucket.plan.domain, set()).update({whole // here} if whole else ())

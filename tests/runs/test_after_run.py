@@ -45,7 +45,7 @@ def usage(blocked_s, num_bytes=0):
 
 
 def compare(run):
-    return after_run.compare(run, after_run.step_parts(run))
+    return after_run.compare(run, after_run.step_terms(run))
 
 
 def test_a_cpu_that_is_twice_as_fast_computes_in_half_the_time():

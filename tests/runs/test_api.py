@@ -42,7 +42,7 @@ def script(tmp_path):
 
 
 def overrides(run_dir, text, **changes):
-    """Return the words behind --set."""
+    """Return the words after --set."""
     return [word for word in tiny(run_dir, text, **changes) if word != "--set"]
 
 

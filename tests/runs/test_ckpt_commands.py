@@ -287,7 +287,7 @@ def test_diff_compares_arrays_whatever_layouts_wrote_them(folder, num_ranks):
         "meta val_loss: 2.5 in the first, null in the second",
     ):
         assert line in differs.output, differs.output
-    assert "1 arrays are equal, 3 differ:" in differs.output
+    assert "equal: 1 array; different: 3:" in differs.output
 
 
 @pytest.mark.parametrize("num_ranks", [0, 2])

@@ -472,7 +472,7 @@ def change_tokens(case):
 
 
 def change_ids(case):
-    """Put other tokens behind a right digest; all that bytes can say are tokens of this tokenizer."""
+    """Put other tokens under a right digest; all that bytes can say are tokens of this tokenizer."""
     path, description = (real(case.run / "data" / name) for name in ("tokens.bin", "tokens.json"))
     raw = case.random.randbytes(min(path.stat().st_size, 1 << 20))
     path.write_bytes(raw)

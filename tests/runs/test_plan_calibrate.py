@@ -12,7 +12,7 @@ from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.commands.inspect import planned
 from mpitrain.errors import ConfigError
 from mpitrain.plan.predict.step_time.machine import find_machine, machine_of, read_machine
-from mpitrain.planner.after_run import machine_of_run, parts_predicted
+from mpitrain.planner.after_run import machine_of_run, predicted_terms
 from mpitrain.planner.calibrate import calibrate, calibrated
 from mpitrain.planner.calibration_file import CalibrationFile
 from mpitrain.planner.measured_run import MeasuredRun
@@ -32,7 +32,7 @@ def ended(keys, factors, ranks=4, machine=""):
     """Return a run whose parts took factors times what is predicted of them."""
     plan = planned(None, (*keys, f"run.machine={machine}"), ranks)
     run = MeasuredRun(plan, 1.0, 10, [{}] * ranks, COUNTED, ranks, 2, "", 100e9, 10**6, None)
-    parts = parts_predicted(run, machine_of(machine_of_run(run)[0]))
+    parts = predicted_terms(run, machine_of(machine_of_run(run)[0]))
     took = {name: factors.get(name, 1.0) * seconds for name, seconds in parts.items()}
     usages = {
         name: AxisUsage(1, 0, COUNTED * seconds) for name, seconds in took.items() if name != "computing"
@@ -42,7 +42,7 @@ def ended(keys, factors, ranks=4, machine=""):
 
 def ratio(run, machine):
     """Return measured over predicted."""
-    return run.step_s / sum(parts_predicted(run, machine_of(machine)).values())
+    return run.step_s / sum(predicted_terms(run, machine_of(machine)).values())
 
 
 def test_throughput_and_bandwidth_are_seen_in_their_parts(tmp_path):
@@ -113,10 +113,10 @@ def test_launches_are_separate_from_throughput_or_nothing_is():
     launches = before.launch_s
     for launch_s, what in ((1000 * launches, "launches"), (0.0, "throughput"), (launches / 30, None)):
         tried = _with_launches(before, launch_s)
-        took = 2 * parts_predicted(run, machine_of(tried))["computing"]
+        took = 2 * predicted_terms(run, machine_of(tried))["computing"]
         after, (found, *_) = calibrated(run._replace(step_s=took), tried)
         if what is None:
-            share = 1 - parts_predicted(run, machine_of(_with_launches(before, 0.0)))["computing"] / (
+            share = 1 - predicted_terms(run, machine_of(_with_launches(before, 0.0)))["computing"] / (
                 took / 2
             )
             assert 0.2 < share < 0.8 and "which one number can't separate" in found.why and after == tried

@@ -112,7 +112,7 @@ def planned(path, *more: str):
 @pytest.mark.parametrize("name", ["step.json", "step.svg"])
 def test_the_command_writes_it(tmp_path, name):
     done = planned(tmp_path / name)
-    assert done.exit_code == 0 and "the first one's step is written to" in done.output
+    assert done.exit_code == 0 and "the step of layout 1 is written to" in done.output
     text = (tmp_path / name).read_text()
     if name == "step.json":
         assert {event["tid"] for event in json.loads(text)["traceEvents"]} == {0, 1, 2, 3}

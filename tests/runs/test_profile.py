@@ -84,7 +84,7 @@ def test_an_operator_has_its_own_time_and_the_kind_of_its_instruction():
 
 
 def test_a_kernel_belongs_to_the_instruction_that_launched_it():
-    """Kernels run later: that of the forward during the backward, that of the backward behind the step."""
+    """Kernels run later: that of the forward during the backward, that of the backward after the step."""
     device = [
         span("cuda_runtime", "cudaLaunchKernel", 20, 22, correlation=7),
         span("kernel", "gemm", 55, 85, pid=0, tid=7, correlation=7),

@@ -160,12 +160,12 @@ def test_a_stopped_rank_is_named_with_its_instruction(tmp_path):
         job.signal(job.ranks()[rank], signal.SIGSTOP)
         done = job.wait(3 + 10)
     assert done.returncode not in (0, None), tail(done.output)
-    behind = [line for line in done.output.splitlines() if "cause of the hang" in line or "stuck" in line]
-    assert len(behind) == 1, tail(done.output)
+    hang_lines = [line for line in done.output.splitlines() if "cause of the hang" in line or "stuck" in line]
+    assert len(hang_lines) == 1, tail(done.output)
     assert re.search(
         rf"rank {rank} \(pp {rank},.*at step \d+, position \d+, in phase step,.*stopped by a signal",
-        behind[0],
-    ), behind
+        hang_lines[0],
+    ), hang_lines
 
 
 @LONG
@@ -181,8 +181,8 @@ def test_on_two_nodes_one_speaks_for_both(tmp_path):
     done = mpirun(0, MPIRUN, *nodes, MPITRAIN, "run", *given, env=planted(plan), timeout=60)
     assert done.returncode not in (0, None) and "nodes: 2" in done.output, tail(done.output)
     reports = [line for line in done.output.splitlines() if line.startswith("mpitrain: ")]
-    behind = [line for line in reports if re.search("cause of the hang|stuck for", line)]
-    assert len(behind) == 1 and re.search(r"rank 1 \(pp 1,.*stopped by a signal", behind[0]), tail(
+    hang_lines = [line for line in reports if re.search("cause of the hang|stuck for", line)]
+    assert len(hang_lines) == 1 and re.search(r"rank 1 \(pp 1,.*stopped by a signal", hang_lines[0]), tail(
         done.output
     )
     assert "rank 1 owes " in done.output and "rank 0 waits for it in the end" in done.output, tail(

@@ -87,7 +87,7 @@ def test_recording_changes_nothing(recorded):
 
 @pytest.mark.parametrize("num_bytes", [0, 100_000, 1 << 20])
 def test_a_step_is_computed_when_its_recording_fills_the_disk(tmp_path, num_bytes):
-    """Before the step, by what comes in it, or behind it."""
+    """Before the step, by what comes in it, or after it."""
     actor = SimpleNamespace(
         stages={},
         gradients=SimpleNamespace(pieces=[]),

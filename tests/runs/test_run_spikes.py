@@ -92,7 +92,7 @@ def test_spikes_are_left_out_or_undone(whole):
     assert skip[:17] == rollback[:17] and skip[17:] != rollback[17:]
 
 
-# 24 is behind the spike: it knows of the update left out, or of the data
+# 24 is after the spike: it knows of the update left out, or of the data
 @LONG
 @pytest.mark.parametrize(("step", "later"), [(16, (24, 28)), (24, (28,))])
 def test_a_run_that_resumes_decides_alike(tmp_path, text, whole, step, later):

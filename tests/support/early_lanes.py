@@ -91,8 +91,8 @@ class EarlyLanes:
             program = folders.SUPPORT / "low_priority.py"
             command = [sys.executable, str(program), *LANE[3:], "-rfE", *map(str, OF_NO_RANK[lane])]
         else:
-            behind = ("--beside", *hang_limit(patience(SLOWEST_S)))
-            command = preloaded([*LANE[:2], *behind, *LANE[2:], *asked(lane, report)])
+            options = ("--beside", *hang_limit(patience(SLOWEST_S)))
+            command = preloaded([*LANE[:2], *options, *LANE[2:], *asked(lane, report)])
         num_ranks = 0 if lane in OF_NO_RANK else lane
         self.jobs[lane] = (
             report,

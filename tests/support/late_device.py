@@ -20,7 +20,7 @@ GARBAGE = 113.0
 
 
 class Event:
-    """The place behind what a queue had when it was recorded."""
+    """The place after what a queue had when it was recorded."""
 
     def __init__(self, queue: "LateQueue"):
         self.queue = queue

@@ -1,6 +1,6 @@
 """pytest that leaves the cores to others that want them.
 
-python behind.py -q tests/unit
+python low_priority.py -q tests/unit
 """
 
 import os

@@ -46,7 +46,7 @@ def entries_of(arrays, code="F32"):
 
 
 def write(path, arrays, change=lambda entries: None, data=b"", code="F32"):
-    """Write a safetensors file; `change` may alter its header, `data` is added behind it."""
+    """Write a safetensors file; `change` may alter its header, `data` is added after it."""
     entries = entries_of(arrays, code)
     changed = change(entries)
     content = b"".join(x.tobytes() for x in arrays.values())

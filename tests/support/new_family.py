@@ -1,6 +1,6 @@
 """A family in a file of its own: model.family = "new_family:CAPPED", with this folder on PYTHONPATH.
 
-What no other family has: squared ReLU as activation (arXiv:2109.08668), a norm behind each sublayer,
+What no other family has: squared ReLU as activation (arXiv:2109.08668), a norm after each sublayer,
 and soft-capped attention scores (both Gemma 2's, arXiv:2408.00118), in a window in every other block.
 """
 

@@ -124,7 +124,7 @@ def whole(path: Path) -> str:
 
 @cache
 def anchors(path: Path) -> frozenset[str]:
-    """Return what a link to a page may name behind #: its headings, as GitHub and Sphinx write them, and
+    """Return what a link to a page may name after #: its headings, as GitHub and Sphinx write them, and
     its targets.
     """
     text = whole(path)

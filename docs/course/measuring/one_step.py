@@ -2,7 +2,7 @@
 
     python docs/course/measuring/one_step.py CONFIG [KEY=VALUE ...]
 
-Prints a JSON object behind what the run prints: `operations` of torch that aren't views, `bytes` that
+Prints a JSON object after what the run prints: `operations` of torch that aren't views, `bytes` that
 they read and write, `flops` of products and of attention.
 """
 

@@ -95,5 +95,5 @@ def _number(text: str) -> float:
 
 
 def megabytes(num_bytes: float) -> str:
-    """Return bytes as MB of 10**6, with three digits behind the point."""
+    """Return bytes as MB of 10**6, with three digits after the point."""
     return f"{num_bytes / 1e6:.3f}"

@@ -7,7 +7,7 @@ from mpitrain.checkpoint.differences import ArrayDifference, Names, compared, ki
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.steps import same_everywhere, steps_at
 from mpitrain.cluster.team import Team
-from mpitrain.errors import DONE, FAILED, CheckpointError
+from mpitrain.errors import DONE, FAILED, CheckpointError, counted
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 
@@ -36,9 +36,10 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
             return FAILED
     if team.rank == 0:
         if a.digest == b.digest and not any(others):
+            arrays = counted(len(names.equal) + len(names.differing), "arrays")
             say(
-                f"equal: {len(names.equal) + len(names.differing)} arrays, root digest {a.digest}, as they "
-                "were committed; mpitrain ckpt verify reads them"
+                f"equal: {arrays}, root digest {a.digest}, as they were committed; mpitrain ckpt verify "
+                "reads them"
             )
         else:
             for text in _report_lines(names, differences, others):
@@ -56,8 +57,8 @@ def _name_lines(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
 
 def _report_lines(names: Names, differences: list[ArrayDifference], others: list[list[str]]) -> Iterator[str]:
     """Yield what differs, as texts. others: lines of each kind that are about other things than numbers."""
-    num_differing = len(names.differing)
-    yield f"{len(names.equal)} arrays are equal, {num_differing} differ{':' if differences else ''}"
+    num_equal, num_differing = len(names.equal), len(names.differing)
+    yield f"equal: {counted(num_equal, 'arrays')}; different: {num_differing}{':' if differences else ''}"
     if differences:
         title = ("array", "numbers that differ", "of", "by at most", "largest")
         yield aligned([title, *map(_row, differences[:MOST_SHOWN])])

@@ -135,11 +135,12 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         data = f"{shown(settings['data.source'])} {named(settings.get('data.path', ''))}"
         order = shown(meta.get("order") or SORTED)
         yield f"  data          {data}, digest {shown(meta['data'])}, order {order}"
-    position = f", {meta['sequences']:,} sequences" if "sequences" in meta else ""
-    counts = f"{meta['tokens']:,} tokens; {meta['updates']:,} updates, {meta['skipped']:,} skipped"
+    position = f", {counted(meta['sequences'], 'sequences', ',')}" if "sequences" in meta else ""
+    updates = counted(meta["updates"], "updates", ",")
+    counts = f"{counted(meta['tokens'], 'tokens', ',')}; {updates}, {meta['skipped']:,} skipped"
     yield f"  trained       {counted(meta['step'], 'steps', ',')}{position}, {counts}"
     for what, (count, numbers, num_bytes, dtypes) in _groups(checkpoint).items():
-        sizes = f"{count} arrays, {numbers / 1e6:.2f} M numbers, {_size(num_bytes)}"
+        sizes = f"{counted(count, 'arrays')}, {numbers / 1e6:.2f} M numbers, {_size(num_bytes)}"
         yield f"  {shown(what):13} {sizes}, {', '.join(sorted(dtypes))}"
     yield f"  root digest   {facts['digest']}"
     yield f"  to verify     mpitrain ckpt verify {as_argument(checkpoint.path)}"

@@ -50,8 +50,8 @@ def _report(step: int, verified: VerifiedStep | None, sample: float, say: Callab
     how += ", but no valid HDF5" if verified.fault else ""
     rate = verified.num_bytes / verified.seconds
     say(
-        f"step {step}: {how}; read {verified.num_chunks:,} chunks, {verified.num_bytes / 1e6:,.1f} MB, "
-        f"{rate / 1e6:,.0f} MB/s"
+        f"step {step}: {how}; read {counted(verified.num_chunks, 'chunks', ',')}, "
+        f"{verified.num_bytes / 1e6:,.1f} MB, {rate / 1e6:,.0f} MB/s"
     )
 
 

@@ -144,7 +144,7 @@ def _written_line(script: str) -> str:
 
 
 def _seen_by_ranks(config: str | None) -> str | None:
-    """Return the name of a configuration within the working directory, all that pods see of this machine."""
+    """Return the name of a configuration within the working directory, all that pods see of this host."""
     if config is None:
         return None
     try:
@@ -254,8 +254,8 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
         "run": f"{shown(run.dir)}: {counted(run.steps, 'steps', ',')}, {every}",
         "time": f"{scheduler.time(asked.seconds)} per allocation; the run stops with a checkpoint before "
         "its end (run.time_margin_s)",
-        "restarts": f"until the run is done: at most {asked.most} starts, and none after 3 in a row without "
-        "a newer checkpoint",
+        "restarts": f"until the run is done: at most {counted(asked.most, 'starts')}, and none after 3 "
+        "in a row without a newer checkpoint",
         "console": scheduler.console.format(name=_name(asked.config))
         + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {as_argument(path)}",
@@ -283,7 +283,7 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
 
 
 def _absolute_paths(plan: Plan) -> list[str]:
-    """Return the settings that name a place of this machine."""
+    """Return the settings that name a place of this host."""
     config = plan.config
     paths = {
         "run.dir": config.run.dir,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from mpitrain.errors import counted
 from mpitrain.planner.backtest_errors import MODES, SWEEP, YARDSTICKS
 from mpitrain.planner.fitted import TERMS, Constants, quantile
 
@@ -16,7 +17,7 @@ def _percent(value: float) -> str:
 
 def as_text(report: Mapping[str, Any], name: str) -> str:
     lines = [
-        f"{name}: {report['rows']} rows; {report['predicted']} predicted, {report['interval']} "
+        f"{name}: {counted(report['rows'], 'rows')}; {report['predicted']} predicted, {report['interval']} "
         f"between bounds (what decides is unknown), {len(report['refused'])} refused",
         f"of rows with complete fields {_percent(report['share_of_complete_rows_predicted'])} % "
         "are predicted",
@@ -27,12 +28,12 @@ def as_text(report: Mapping[str, Any], name: str) -> str:
     held, unknown = report["interval_holds"], report["unknown_held"]
     plain = report["sustained_holds"]
     lines += [
-        f"80 % intervals hold {_percent(held['share'])} % of {held['rows']} rows, "
+        f"80 % intervals hold {_percent(held['share'])} % of {counted(held['rows'], 'rows')}, "
         f"{_percent(held['median_width'])} % wide; bounds of unknown fields hold "
         f"{_percent(unknown['share'])} % of {unknown['rows']}",
         f"nothing fitted: measured over predicted is {plain['q10']:.3f} at the 10 % quantile, "
         f"{plain['q50']:.3f} in the median and {plain['q90']:.3f} at the 90 %; the interval that "
-        f"mpitrain plan prints holds {_percent(plain['share'])} % of {plain['rows']} rows",
+        f"mpitrain plan prints holds {_percent(plain['share'])} % of {counted(plain['rows'], 'rows')}",
         "",
         *_text_of_sweeps(report),
         "",
@@ -88,7 +89,8 @@ def _text_of_machines(report: Mapping[str, Any]) -> list[str]:
             f"{mode} {_percent(each[mode]).strip()} ({_percent(each[f'{mode} signed']).strip()})"
             for mode in ("sheets", "sustained", "gpu")
         )
-        lines.append(f"  {machine} ({each['systems']} systems, {each['rows']} rows): {words}")
+        counts = f"{counted(each['systems'], 'systems')}, {counted(each['rows'], 'rows')}"
+        lines.append(f"  {machine} ({counts}): {words}")
     return lines
 
 
@@ -114,7 +116,7 @@ def _text_of_sweeps(report: Mapping[str, Any]) -> list[str]:
 def _text_of_memory(report: Mapping[str, Any]) -> list[str]:
     lines = ["memory by formula (mem_gb in GiB): median, 90 %, with sign; then with two constants fitted:"]
     lines += [
-        f"  {each['system']} ({each['definition']}, {each['rows']} rows): "
+        f"  {each['system']} ({each['definition']}, {counted(each['rows'], 'rows')}): "
         f"{_percent(each['median']).strip()} %, {_percent(each['p90']).strip()}, "
         f"{_percent(each['signed']).strip()}; "
         + (

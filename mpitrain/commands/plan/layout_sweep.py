@@ -113,9 +113,9 @@ def _values_of(layout: str) -> dict[str, str]:
 
 def _swept(asked: SweepRequest, layout: str, world: World, guard: Guard) -> SweptLayout:
     """Measure a layout, or say why it can't be. Collective over all ranks."""
-    machine = world.size, world.num_nodes, world.node_ranks
+    started = world.size, world.num_nodes, world.node_ranks
     try:
-        plan = world.on_every_rank(f"planning {layout}", lambda: plan_on(config_of(asked, layout), *machine))
+        plan = world.on_every_rank(f"planning {layout}", lambda: plan_on(config_of(asked, layout), *started))
         step = measured_step(plan, world, guard, asked.steps)
     except InputError as error:  # the same on all ranks
         return SweptLayout(layout, refused=error.args[0])

@@ -29,7 +29,7 @@ from mpitrain.plan.predict.step_time.step import hfu, mfu
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.planner.candidates import FixedKeys
 from mpitrain.planner.choice import FULL, RunnableLayout, choose_layouts, few_digits, named
-from mpitrain.planner.explained import balance, binding, parts_of, rules, why_lost
+from mpitrain.planner.explained import balance, binding, rules, terms_of, why_lost
 from mpitrain.planner.goodput import (
     NODE_HOURS,
     CopiesInMemory,
@@ -225,7 +225,7 @@ class PlanAnswer(NamedTuple):
             "mfu": mfu(self.model, layout, self.rates, step.seconds),
             "mfu_interval": [mfu(self.model, layout, self.rates, bound) for bound in reversed(between)],
             "hfu": hfu(self.model, layout, self.rates, step.seconds),
-            "parts_s": parts_of(step),
+            "parts_s": terms_of(step),
             "held_bytes": each.held,
             "memory_limit_bytes": self.limit,
         }
@@ -273,10 +273,10 @@ class PlanAnswer(NamedTuple):
             *self.notes,
             binding(self.found.refused, self.found.tried, self.limit, is_empty=False),
             "",
-            "      s/step   4 of 5 in     MFU   4 of 5   HFU  GB/rank  layout",
+            "      s/step        80 %     MFU     80 %   HFU  GB/rank  layout",
             *(self._line(number, each) for number, each in enumerate(self.chosen, start=1)),
             "",
-            self._parts(best),
+            self._terms(best),
             *self._load(best.layout),
             *(
                 f"{number}. {why_lost(best, each.expected(self.rates))}"
@@ -295,7 +295,7 @@ class PlanAnswer(NamedTuple):
         if self.asked.all is not None:
             lines += ["", f"all {self.found.tried} layouts are written to {shown(self.asked.all)}"]
         if self.asked.timeline is not None:
-            lines += ["", f"the first one's step is written to {shown(self.asked.timeline)}"]
+            lines += ["", f"the step of layout 1 is written to {shown(self.asked.timeline)}"]
         return "\n".join(lines)
 
     def _line(self, number: int, each: RunnableLayout) -> str:
@@ -319,19 +319,19 @@ class PlanAnswer(NamedTuple):
             *["as given: " + named(self.fixed)] * bool(self.fixed),
         ]
 
-    def _parts(self, best: Candidate) -> str:
-        parts = parts_of(best.found)
+    def _terms(self, best: Candidate) -> str:
+        terms = terms_of(best.found)
         words = ", ".join(
-            f"{name} {100 * took / best.found.seconds:.1f} %" for name, took in parts.items() if took > 0
+            f"{name} {100 * took / best.found.seconds:.1f} %" for name, took in terms.items() if took > 0
         )
         daily = 86400 * best.layout.tokens / best.found.seconds
         return (
-            f"the first one's step, slowest pipeline rank: {words} (axes: time waiting for their messages); "
+            f"step of layout 1, slowest pipeline rank: {words} (axes: time waiting for their messages); "
             f"{_short(daily)} tokens a day"
         )
 
     def _load(self, layout: StepLayout) -> list[str]:
-        """Say with which load of experts the first one is predicted."""
+        """Say with which load of experts layout 1 is predicted."""
         if layout.ep == 1 or (layout.expert_load is None and self.rates.on_gpu):  # theirs have it in them
             return []
         source = "an estimate" if layout.expert_load is None else layout.expert_load.source
@@ -349,16 +349,16 @@ class PlanAnswer(NamedTuple):
             return f"{few_digits(value)} ({low} to {high})"
 
         words = (
-            f"{self.asked.tokens} tokens: {found.steps:,} steps, {within(found.days)} days, "
+            f"{self.asked.tokens} tokens: {counted(found.steps, 'steps', ',')}, {within(found.days)} days, "
             f"{within(found.gpu_hours)} {hours} without failures"
         )
         if self.asked.price:
             words += f", {within(self.asked.price * found.gpu_hours)} at {self.asked.price:g} an hour"
-        words += f"; with one of a node each {self.asked.node_hours or NODE_HOURS:,.0f} h "
+        words += f"; with a failure of each node in {self.asked.node_hours or NODE_HOURS:,.0f} h "
         if not found.share:
             return words + "no time is left between failures and saves"
         words += (
-            f"and {self._save().describe()} every {found.save_every_s / 60:,.0f} minutes "
+            f"and {self._save().describe()} every {found.save_every_s / 60:,.0f} minutes, "
             f"{100 * found.share:.1f} % of the time trains: {within(found.days / found.share)} days"
         )
         copies = self._copies()

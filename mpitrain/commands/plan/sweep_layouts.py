@@ -99,7 +99,7 @@ def plan_on(
     nodes: int,
     node_ranks: int,
     batch: int = 0,
-    counted: str = STARTED,
+    ranks_source: str = STARTED,
 ) -> Plan:
     """Return the plan of a run. batch: its sequences; 0: as the configuration says.
 
@@ -110,10 +110,10 @@ def plan_on(
         replace = msgspec.structs.replace
         config = replace(config, batch=replace(config.batch, global_=batch))
     tokenizer = tokenizer_of(config.data)
-    machine = ranks, tokenizer.vocab, nodes, node_ranks
+    started = ranks, tokenizer.vocab, nodes, node_ranks
 
     def planned(other: Config) -> Plan:
-        return plan_of(resolve(other, *machine, counted, tokenizer.needed))
+        return plan_of(resolve(other, *started, ranks_source, tokenizer.needed))
 
     plan = planned(config)
     require_limit(plan, config, planned, node_ranks)

@@ -31,10 +31,10 @@ def stdlib() -> Path:
     return Path(sysconfig.get_path("stdlib"))
 
 
-def is_of_one_machine(name: str) -> bool:
+def is_of_one_host(name: str) -> bool:
     """Return whether not every installation of this Python has a file or folder.
 
-    _sysconfigdata and config-* are written for one machine.
+    _sysconfigdata and config-* are written for one host.
     """
     return name in STDLIB_WITHOUT or name.startswith((".", "_sysconfigdata", "config-"))
 
@@ -44,6 +44,6 @@ PYTHON_STDLIB = Source(
     read,
     suffixes=(".py",),
     most_bytes=1 << 30,
-    excludes=is_of_one_machine,
+    excludes=is_of_one_host,
     bundled=Bundled(stdlib, 'this Python came without its sources; use data.source = "text"'),
 )

@@ -42,7 +42,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.pool import Pool
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.division.batch_division import BatchDivision, division_of
-from mpitrain.plan.division.buckets import Layout
+from mpitrain.plan.division.buckets import BucketMap
 from mpitrain.plan.division.domains import COUNTED, domains_of, drops_weights
 from mpitrain.plan.predict.pool_sizes import Needed
 
@@ -180,25 +180,25 @@ class Weights:
 
     def __init__(
         self,
-        layout: Layout,
+        bucket_map: BucketMap,
         dtype: torch.dtype,
         device: torch.device,
         zero_group: ZeroGroup,
         seed: int | None,
         masters: bool = True,
     ):
-        self.layout = layout
+        self.map = bucket_map
         self._zero_group = zero_group
         self._bound = []
         self.arriving: Pending | None = None
         self._users = 0  # of a tied embedding, two stages of this rank may use the same
-        begin, end = layout.bounds(zero_group.rank)
+        begin, end = bucket_map.bounds(zero_group.rank)
         self._memory: torch.Tensor | None = None  # of the whole, unless it is lent
         if zero_group.drops_weights:
             self.shard = _zeros(end - begin, dtype, device)
         else:
             make = zero_group.allocate if zero_group.size > 1 else _zeros
-            self._memory = make(layout.length, dtype, device)
+            self._memory = make(bucket_map.length, dtype, device)
             self.shard = self._memory[begin:end]
         self.whole = None if zero_group.stage == 3 else self._memory
         kind = torch.promote_types(dtype, torch.float32)
@@ -213,15 +213,15 @@ class Weights:
 
     def _initialise(self, seed: int | None) -> None:
         """Make what this rank holds, each element once."""
-        begin, end = self.layout.bounds(self._zero_group.rank)
+        begin, end = self.map.bounds(self._zero_group.rank)
         # on a CPU memory that more threads touch would be theirs (cluster/threads.py)
         threads = self._zero_group.cores if self.shard.is_cuda else torch.get_num_threads()
-        initialise(self.layout, begin, end, seed, self.master, threads)
+        initialise(self.map, begin, end, seed, self.master, threads)
         if self.master is not self.shard:
             self.shard.copy_(self.master)
         if self.whole is not None:
-            for first, last in ((0, begin), (end, self.layout.length)):
-                initialise(self.layout, first, last, seed, self.whole[first:last], threads)
+            for first, last in ((0, begin), (end, self.map.length)):
+                initialise(self.map, first, last, seed, self.whole[first:last], threads)
 
     @property
     def divided(self) -> bool:
@@ -232,11 +232,11 @@ class Weights:
         """Let a parameter look at its weights, now and whenever they are fetched."""
         self._bound.append(parameter)
         if self.whole is not None:
-            parameter.data = _view(self.whole, self.layout, parameter.spec)
+            parameter.data = _view(self.whole, self.map, parameter.spec)
 
     def views(self) -> Iterator[tuple[Spec, torch.Tensor]]:
         """Yield each parameter with its weights, which must be here."""
-        yield from ((spec, _view(self.whole, self.layout, spec)) for spec in self.layout.specs)
+        yield from ((spec, _view(self.whole, self.map, spec)) for spec in self.map.specs)
 
     def gather(self) -> None:
         """Start fetching the other parts. ZeRO-3 only."""
@@ -244,9 +244,9 @@ class Weights:
         if self._users == 1:
             self.whole = self._memory
             if self._memory is None:
-                self.whole = self._zero_group.weights.borrow(self.layout.length)
+                self.whole = self._zero_group.weights.borrow(self.map.length)
             for parameter in self._bound:
-                parameter.data = _view(self.whole, self.layout, parameter.spec)
+                parameter.data = _view(self.whole, self.map, parameter.spec)
             self.spread()
 
     def release(self) -> None:
@@ -265,7 +265,7 @@ class Weights:
 
         Collective over the shard axis.
         """
-        begin, end = self.layout.bounds(self._zero_group.rank)
+        begin, end = self.map.bounds(self._zero_group.rank)
         own = self.whole[begin:end]
         if own.data_ptr() != self.shard.data_ptr():
             own.copy_(self.shard)
@@ -315,27 +315,29 @@ class Gradient:
     zeros before that would take as long as adding them.
     """
 
-    def __init__(self, layout: Layout, dtype: torch.dtype, device: torch.device, zero_group: ZeroGroup):
-        self.layout = layout
+    def __init__(
+        self, bucket_map: BucketMap, dtype: torch.dtype, device: torch.device, zero_group: ZeroGroup
+    ):
+        self.map = bucket_map
         self.zero_group = zero_group
         self._bound = []
-        begin, end = layout.bounds(zero_group.rank)
+        begin, end = bucket_map.bounds(zero_group.rank)
         self.whole: torch.Tensor | None = None
         if zero_group.lends_gradients:
             self.shard = torch.zeros(end - begin, dtype=dtype, device=device)
         else:
-            self.whole = zero_group.allocate(layout.length, dtype, device)
+            self.whole = zero_group.allocate(bucket_map.length, dtype, device)
             self.shard = self.whole[begin:end]
 
     def bind(self, parameter: Parameter) -> None:
         """Let a parameter look at its gradient, now and whenever there is a buffer for it."""
         self._bound.append(parameter)
         if self.whole is not None:
-            parameter.grad = _view(self.whole, self.layout, parameter.spec)
+            parameter.grad = _view(self.whole, self.map, parameter.spec)
 
     def view(self, spec: Spec) -> torch.Tensor:
         """Return the gradient of a parameter, whose buffer must be here."""
-        return _view(self.whole, self.layout, spec)
+        return _view(self.whole, self.map, spec)
 
     def zero(self) -> None:
         """Start a step."""
@@ -354,7 +356,7 @@ class Gradient:
         group: of microbatches that are summed apart.
         """
         if self.whole is None:
-            self.whole = self.zero_group.gradients.borrow(self.layout.length)
+            self.whole = self.zero_group.gradients.borrow(self.map.length)
             self._look_at(self.whole)
             self._begin()
 
@@ -373,12 +375,12 @@ class Gradient:
         """
         for parameter in self._bound:
             parameter.begin()
-        for between in self.layout.gaps():
+        for between in self.map.gaps():
             self.whole[between].zero_()
 
     def _look_at(self, flat: torch.Tensor) -> None:
         for parameter in self._bound:
-            parameter.grad = _view(flat, self.layout, parameter.spec)
+            parameter.grad = _view(flat, self.map, parameter.spec)
 
     def to_reduce(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what to sum over the shard axis, and where this rank's shard of the sum goes.
@@ -392,7 +394,7 @@ class Gradient:
             return whole, whole
         if not zero_group.each and wire is None:
             return whole, self.shard
-        begin, end = self.layout.bounds(zero_group.rank)
+        begin, end = self.map.bounds(zero_group.rank)
         return whole, whole[begin:end]  # nobody else needs this rank's part of it
 
     def lend(self) -> torch.Tensor | None:
@@ -425,17 +427,17 @@ class Gradient:
 
 def pieces_of(weights: Weights, gradient: Gradient) -> Iterator[ParameterShard]:
     """Yield what this rank updates of a bucket."""
-    layout = weights.layout
+    bucket_map = weights.map
     rank = gradient.zero_group.rank
-    first, _ = layout.bounds(rank)
-    for spec, begin, end in layout.runs(rank):
-        start = layout.starts[layout.specs.index(spec)] - first
+    first, _ = bucket_map.bounds(rank)
+    for spec, begin, end in bucket_map.runs(rank):
+        start = bucket_map.starts[bucket_map.specs.index(spec)] - first
         here = slice(start + begin, start + end)
         yield ParameterShard(spec, begin, end, weights.master[here], gradient.shard[here])
 
 
-def _view(flat: torch.Tensor, layout: Layout, spec: Spec) -> torch.Tensor:
-    start = layout.starts[layout.specs.index(spec)]
+def _view(flat: torch.Tensor, bucket_map: BucketMap, spec: Spec) -> torch.Tensor:
+    start = bucket_map.starts[bucket_map.specs.index(spec)]
     return flat[start : start + spec.numel].view(spec.shape)
 
 

@@ -35,7 +35,7 @@ class TreeGradient(Gradient):
     def hold(self, group: range) -> None:
         """Have a zeroed buffer for a group, and let the parameters look at it."""
         if group not in self._groups:
-            self._groups[group] = self.zero_group.gradients.borrow(self.layout.length)
+            self._groups[group] = self.zero_group.gradients.borrow(self.map.length)
             self._groups[group].zero_()
         self._look_at(self._groups[group])
 

@@ -11,7 +11,7 @@ be reduced while the next part runs.
 
 The tied embedding is a bucket of its own, complete last.
 
-Weights and gradients of a bucket lie in flat buffers of one layout. Every parameter begins on a
+Weights and gradients of a bucket lie in flat buffers of one order. Every parameter begins on a
 multiple of BLOCK elements, and so does every rank's shard of a buffer: a block belongs to one
 parameter and to one rank, whoever holds it, and what is computed block by block (the gradient norm)
 has the same bits in every layout.
@@ -58,7 +58,7 @@ class BucketPlan(NamedTuple):
         return TIED in self.over + self.then
 
 
-class Layout(NamedTuple):
+class BucketMap(NamedTuple):
     """Where the parameters of a bucket begin in a flat buffer of `length` elements, cut into equal shards."""
 
     specs: tuple[Spec, ...]
@@ -105,11 +105,11 @@ class Layout(NamedTuple):
                 yield slice(end, start)
 
 
-def layout_of(specs: tuple[Spec, ...], num_shards: int) -> Layout:
+def map_bucket(specs: tuple[Spec, ...], num_shards: int) -> BucketMap:
     """Lay parameters out in whole blocks, and pad the buffer to shards of whole blocks."""
     *starts, length = accumulate((-(-spec.numel // BLOCK) * BLOCK for spec in specs), initial=0)
     unit = BLOCK * num_shards
-    return Layout(specs, tuple(starts), -(-length // unit) * unit, num_shards)
+    return BucketMap(specs, tuple(starts), -(-length // unit) * unit, num_shards)
 
 
 def parts_of(config: ResolvedConfig, blocks: list[list[Spec]], joined: set[int]) -> list[range]:

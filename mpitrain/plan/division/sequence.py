@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 
 PLACEMENTS = ("plain", "zigzag")
 LEAST_SHARE = 512  # positions of a document in a chunk: with fewer, small products cost more than it gains
@@ -223,8 +223,8 @@ def _require_heads(size: int, heads: int, kv_heads: int) -> None:
     fitting = [c for c in range(1, heads + 1) if heads % c == 0 and (kv_heads % c == 0 or c % kv_heads == 0)]
     if size not in fitting:
         raise ConfigError(
-            f'parallel.context = "ulysses" with cp = {size} spreads {heads} heads and {kv_heads} key-value '
-            "heads (those of one tp rank) "
-            f"over {size} ranks: cp must divide the heads, and divide or be a multiple of the key-value "
-            f"heads; use cp = {', '.join(map(str, fitting))}, or zigzag, ring or gather"
+            f'parallel.context = "ulysses" with cp = {size} spreads {counted(heads, "heads")} and '
+            f"{counted(kv_heads, 'key-value heads')} (those of one tp rank) over {size} ranks: "
+            "cp must divide the heads, and divide or be a multiple of the key-value heads; "
+            f"use cp = {', '.join(map(str, fitting))}, or zigzag, ring or gather"
         )

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mpitrain.plan.division.buckets import BucketPlan, Layout, layout_of
+from mpitrain.plan.division.buckets import BucketMap, BucketPlan, map_bucket
 from mpitrain.plan.division.domains import DOMAINS
 from mpitrain.plan.plan import Plan
 
@@ -10,17 +10,17 @@ from mpitrain.plan.plan import Plan
 class Buffer:
     """A flat buffer of a bucket. Two are the same only if they are the same object."""
 
-    def __init__(self, layout: Layout):
-        self.layout = layout
+    def __init__(self, bucket_map: BucketMap):
+        self.map = bucket_map
 
     @property
     def length(self) -> int:
         """Elements."""
-        return self.layout.length
+        return self.map.length
 
     def kept(self, *, divided: bool) -> int:
         """Return the elements that stay on a rank."""
-        return self.length // (self.layout.num_shards if divided else 1)
+        return self.length // (self.map.num_shards if divided else 1)
 
 
 class HeldBucket(NamedTuple):
@@ -57,10 +57,10 @@ def held_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> dict[int, 
         stage = plan.stage(number)
         buckets = []
         for bucket in stage.buckets(stage.shard(*place)):
-            layout = layout_of(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config))
+            bucket_map = map_bucket(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config))
             shared = embedding if bucket.tied else None
-            gradients = [Buffer(layout) for _ in range(len(bucket.parts) if bucket.tied else 1)]
-            buckets.append(HeldBucket(bucket, shared or Buffer(layout), gradients, owned=shared is None))
+            gradients = [Buffer(bucket_map) for _ in range(len(bucket.parts) if bucket.tied else 1)]
+            buckets.append(HeldBucket(bucket, shared or Buffer(bucket_map), gradients, owned=shared is None))
             embedding = buckets[-1].weights if bucket.tied else embedding
         stages[number] = HeldStage(buckets)
     return stages

@@ -198,9 +198,9 @@ def _changed(plan: Plan, **tables: dict[str, Any]) -> Plan:
 def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:
     """Return what a rank sends so that all have a bucket's weights."""
     domain = domains_of(plan.config)[bucket.plan.domain]
-    layout = bucket.weights.layout
+    bucket_map = bucket.weights.map
     size = itemsize_of_weights(plan.config, bucket.plan.domain)
-    return Counter({domain.shard: sent_bytes("all_gather", layout.length * size, layout.num_shards)})
+    return Counter({domain.shard: sent_bytes("all_gather", bucket_map.length * size, bucket_map.num_shards)})
 
 
 def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
@@ -208,14 +208,15 @@ def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
     over those that have the same.
     """
     domain = domains_of(plan.config)[bucket.plan.domain]
-    layout = bucket.weights.layout
+    bucket_map = bucket.weights.map
     size = itemsize_on_the_wire(plan.config, bucket.plan.domain)
-    scattered = sent_bytes("reduce_scatter", layout.length * size, layout.num_shards)
+    shard = bucket_map.length // bucket_map.num_shards
+    scattered = sent_bytes("reduce_scatter", bucket_map.length * size, bucket_map.num_shards)
     alike = len(plan.axes.of(0)[domain.replicate])
     return Counter(
         {
             domain.shard: scattered,
-            domain.replicate: sent_bytes("all_reduce", layout.length // layout.num_shards * size, alike),
+            domain.replicate: sent_bytes("all_reduce", shard * size, alike),
         }
     )
 

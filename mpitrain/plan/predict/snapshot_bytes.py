@@ -81,10 +81,10 @@ def _state_bytes(
     for name, domain in domains_of(plan.config).items():
         if name not in names:
             continue
-        mine = [bucket.weights.layout for bucket in buckets if bucket.plan.domain == name]
+        mine = [bucket.weights.map for bucket in buckets if bucket.plan.domain == name]
         shard_numbers = range(domain.num_shards(plan.config)) if shards is None else (shards[name],)
         runs = (
-            [(spec, end - begin) for layout in mine for spec, begin, end in layout.runs(shard)]
+            [(spec, end - begin) for bucket_map in mine for spec, begin, end in bucket_map.runs(shard)]
             for shard in shard_numbers
         )
         total += max(

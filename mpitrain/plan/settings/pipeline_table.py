@@ -183,9 +183,11 @@ def require_size_of(table: Table, parallel: Parallel, batch: Batch) -> None:
     if (ranks, total) != (parallel.pp, microbatches):
         raise ScheduleError(
             f"{table.name}: a table of {counted(ranks, 'ranks')} with "
-            f"{counted(chunks_in(table), 'stages')} each and {total} "
-            f"microbatches; this layout has {parallel.pp} pipeline ranks (parallel.pp) and {microbatches} "
-            f"microbatches (batch.global / batch.micro / parallel.dp); set parallel.pp={ranks} and "
+            f"{counted(chunks_in(table), 'stages')} each and "
+            f"{counted(total, 'microbatches')}; this layout has {counted(parallel.pp, 'pipeline ranks')} "
+            f"(parallel.pp) and {counted(microbatches, 'microbatches')} "
+            "(batch.global / batch.micro / parallel.dp); "
+            f"set parallel.pp={ranks} and "
             f"batch.global={total * batch.micro * parallel.dp}"
         )
 

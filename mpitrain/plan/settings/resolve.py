@@ -64,7 +64,7 @@ def resolve(
     vocab: int,
     num_nodes: int = 1,
     node_ranks: int = 0,
-    counted: str = "mpirun started",
+    ranks_source: str = "mpirun started",
     needed: int | None = None,
 ) -> ResolvedConfig:
     """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and
@@ -72,14 +72,14 @@ def resolve(
 
     node_ranks: neighbours on each node, 0 if nodes differ; the key of this name overrides what
     was found.
-    counted: what an error says of the number of ranks.
+    ranks_source: what an error says of the number of ranks.
     needed: rows for what texts have of these tokens; None: for all.
     """
     if config.comm.node_ranks:
         node_ranks = config.comm.node_ranks
         num_nodes = -(-num_ranks // node_ranks)
-    machine = num_ranks, vocab, num_nodes, node_ranks, counted, needed
-    config = with_schedule(config, lambda closed: resolve(closed, *machine))
+    others = num_ranks, vocab, num_nodes, node_ranks, ranks_source, needed
+    config = with_schedule(config, lambda closed: resolve(closed, *others))
     SOURCES.find(config.data.source)  # or raise ConfigError
     _refuse_skip(config.data)
     preset = _preset(config.model)
@@ -90,7 +90,7 @@ def resolve(
     own = own_table(config.pipeline)
     if own is None:
         schedule_of(config.pipeline.schedule)  # refuses a name that there isn't
-    parallel, batch = _layout(config, own, model.layers, num_ranks, counted)
+    parallel, batch = _layout(config, own, model.layers, num_ranks, ranks_source)
     if own is not None:
         require_size_of(own, parallel, batch)
     pipeline = _pipeline(config.pipeline, own, parallel, model.layers)
@@ -158,7 +158,8 @@ def _refuse_endless(
     forwards = num_microbatches * segments * (layers if walked else stages)
     if forwards > MOST_FORWARDS:
         cut = f" of {segments} segments" if segments > 1 else ""
-        blocks = f", {layers} blocks walked one by one (parallel.zero = {parallel.zero})" if walked else ""
+        count = counted(layers, "blocks")
+        blocks = f", {count} walked one by one (parallel.zero = {parallel.zero})" if walked else ""
         raise ConfigError(
             "batch.global / batch.micro / parallel.dp = "
             f"{counted(num_microbatches, 'microbatches', ',')}{cut} on {counted(stages, 'stages')}{blocks}: "
@@ -250,7 +251,7 @@ def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> 
 
 
 def _layout(
-    config: Config, own: Table | None, layers: int, num_ranks: int, counted: str
+    config: Config, own: Table | None, layers: int, num_ranks: int, ranks_source: str
 ) -> tuple[ResolvedParallel, Batch]:
     """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline
     stages for the rest.
@@ -267,13 +268,14 @@ def _layout(
     inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
     if num_ranks % inside:
         raise ConfigError(
-            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but {counted} "
-            f"{num_ranks} ranks; start a multiple of {inside} or change parallel.*"
+            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but {ranks_source} "
+            f"{counted(num_ranks, 'ranks')}; start a multiple of {inside} or change parallel.*"
         )
     num_ranks //= inside
     if pp > layers:
         raise ConfigError(
-            f"parallel.pp = {pp} stages for model.layers = {layers} blocks; a stage needs at least one block"
+            f"parallel.pp = {counted(pp, 'stages')} for model.layers = {counted(layers, 'blocks')}; "
+            "a stage needs at least one block"
         )
     if not dp:
         dp = _largest_dp(num_ranks, pp, config, layers)
@@ -287,13 +289,13 @@ def _layout(
         )
         total = dp * max(pp, 1) * inside
         raise ConfigError(
-            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {total} ranks, but {counted} "
-            f"{num_ranks * inside}; start as many or change parallel.*"
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {counted(total, 'ranks')}, but "
+            f"{ranks_source} {num_ranks * inside}; start as many or change parallel.*"
         )
     if pp > layers:
         raise ConfigError(
-            f"{num_ranks} ranks / parallel.dp = {dp} leaves {pp} stages for model.layers = {layers} blocks; "
-            "raise parallel.dp"
+            f"{counted(num_ranks, 'ranks')} / parallel.dp = {dp} leaves {counted(pp, 'stages')} for "
+            f"model.layers = {counted(layers, 'blocks')}; raise parallel.dp"
         )
     if zero is None:
         zero = 1  # with_reduce() makes it 0 where there is nothing to divide, of experts neither
@@ -315,8 +317,8 @@ def _batch(config: Config, own: Table | None, dp: int) -> Batch:
     total = batch.global_ or _first_of_growth(batch) or rounds * per_round
     if not _divides(config, dp, total):
         raise ConfigError(
-            f"batch.global = {total} sequences don't divide into microbatches of batch.micro = {batch.micro} "
-            f"on parallel.dp = {dp} ranks; use a multiple of {per_round}"
+            f"batch.global = {total} doesn't divide into microbatches of batch.micro = {batch.micro} "
+            f"on parallel.dp = {counted(dp, 'ranks')}; use a multiple of {per_round}"
         )
     filled_in = Batch(global_=total, micro=batch.micro)
     growth = _changes("batch.growth", batch.growth, total, filled_in, sequence)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mpitrain.config import NEUTRAL, Config, flatten
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
 from mpitrain.origins import NONE, SET, Origins
 from mpitrain.plan.declared.family import family_of, with_experts
@@ -598,11 +598,13 @@ NUMBERS = (
     Rule(
         "numerics.reproducible",
         lambda c: bool(_needs_one_sum(c)),
-        "{numerics.reproducible} with {parallel.dp} and {num_microbatches} microbatches a step: data ranks "
+        "{numerics.reproducible} with {parallel.dp} and {microbatches} a step: data ranks "
         "send several sums of gradients each, and {against} takes one",
         "change {against}, or use a parallel.dp that is a power of 2 and divides {num_microbatches}",
         lambda c: dict(
-            against=", ".join(_needs_one_sum(c)), num_microbatches=division_of(c).num_microbatches
+            against=", ".join(_needs_one_sum(c)),
+            microbatches=counted(division_of(c).num_microbatches, "microbatches"),
+            num_microbatches=division_of(c).num_microbatches,
         ),
     ),
     Rule(

@@ -180,7 +180,7 @@ class _Run:
         """Name the instruction that completes a parameter's gradient."""
         for number, stage in self.actor.stages.items():
             for index, bucket in enumerate(stage.state.buckets):
-                if piece.spec in bucket.weights.layout.specs:
+                if piece.spec in bucket.weights.map.specs:
                     return f"REDUCE{index}@{number}"
         return "NORM"
 

@@ -203,7 +203,7 @@ def named_folder(rundir: RunDir) -> Path | None:
 
 
 def memory_folders(rundir: RunDir) -> list[Path]:
-    """Return the folders in memory of this machine that are this run's, of each of its nodes here."""
+    """Return the folders in memory of this host that are this run's, of each of its nodes here."""
     named = named_folder(rundir)
     if named is None:
         return []
@@ -233,7 +233,7 @@ def _is_own(folder: Path, rundir: RunDir) -> bool:
 
 
 def _identity(folder: Path) -> str:
-    """Return what tells a folder from those of the same name on other machines."""
+    """Return what tells a folder from those of the same name on other hosts."""
     with suppress(OSError):
         stat = (folder / RUN).lstat()
         return f"{folder.name} {stat.st_ino} {stat.st_ctime_ns}"
@@ -264,7 +264,7 @@ class NodeMemory:
         firsts = world.all_gather("the nodes of copies in memory", mine)
         self.first = mine
         self.ranks = [rank for rank, first in enumerate(firsts) if first == mine]
-        # nodes that share a machine, or its /dev/shm, divide what they find there
+        # nodes that share a host, or its /dev/shm, divide what they find there
         self._at_start = self._identities()
         seen = world.all_gather("folders in memory", self._at_start if self.leads else [])
         nodes = sorted(set(firsts))
@@ -423,9 +423,9 @@ def read_copy(folder: Path, number: int) -> tuple[Manifest, CopyFile]:
 
 
 def newest_step_in_memory(rundir: RunDir) -> int:
-    """Return the newest step that a run directory has in memory of this machine; 0 for none.
+    """Return the newest step that a run directory has in memory of this host; 0 for none.
 
-    Of copies on several machines it is the newest that is whole as far as this one sees.
+    Of copies on several hosts it is the newest that is whole as far as this one sees.
     """
     folders = memory_folders(rundir)
     newest = 0

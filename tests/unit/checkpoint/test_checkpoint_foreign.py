@@ -573,7 +573,7 @@ def test_a_link_lies_in_the_blocks_of_its_heap(tmp_path):
         for i in range(9):
             file[str(i)] = np.zeros(2)
     raw = bytearray((tmp_path / "x.h5").read_bytes())
-    # behind the hash of the first name; checksums are not looked at
+    # after the hash of the first name; checksums are not looked at
     raw[raw.index(b"BTLF\0\x05") + 6 + 4] = 0x20
     (tmp_path / "x.h5").write_bytes(raw)
     with pytest.raises(ForeignError, match="a heap has an object of another kind"):

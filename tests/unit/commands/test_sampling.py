@@ -108,18 +108,18 @@ def test_a_number_that_means_nothing_is_refused(tmp_path, name, value):
     st.lists(st.text("ab\n", min_size=1, max_size=3), max_size=3),
     st.integers(1, 3),
 )
-def test_a_text_ends_before_the_stop_string_that_is_complete_first(behind, stops, step):
+def test_a_text_ends_before_the_stop_string_that_is_complete_first(continuation, stops, step):
     """Shown in pieces, it is what it would be if it were cut at the end."""
     prompt = "aba"
     shown = ShownText(prompt, stops)
     pieces = []
-    for end in [*range(step, len(behind), step), len(behind)]:
-        text = prompt + behind[:end]
-        pieces.append(shown.grow(text, len(text), last=end == len(behind)))
+    for end in [*range(step, len(continuation), step), len(continuation)]:
+        text = prompt + continuation[:end]
+        pieces.append(shown.grow(text, len(text), last=end == len(continuation)))
         if shown.stopped:
             break
-    cuts = [(at + len(stop), at) for stop in stops if (at := behind.find(stop)) >= 0]
-    assert "".join(pieces) == prompt + (behind[: min(cuts)[1]] if cuts else behind)
+    cuts = [(at + len(stop), at) for stop in stops if (at := continuation.find(stop)) >= 0]
+    assert "".join(pieces) == prompt + (continuation[: min(cuts)[1]] if cuts else continuation)
     assert shown.stopped is bool(cuts)
 
 

@@ -366,7 +366,7 @@ def test_compare_proves_what_it_lists_or_says_that_it_does_not(monkeypatch):
     monkeypatch.setenv("COLUMNS", "132")
 
     def early(table):
-        """Move a rank's last forward behind its last backward."""
+        """Move a rank's last forward after its last backward."""
         return table._replace(
             ranks=(
                 *table.ranks[:-1],

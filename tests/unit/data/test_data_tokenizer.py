@@ -219,7 +219,7 @@ def test_what_others_print_while_text_is_encoded_is_not_lost(tmp_path, capfd):
 
 
 def with_special(path, *, own, special, plain=()):
-    """Write a tokenizer of words; special tokens, and then plain ones, have the ids behind its own words."""
+    """Write a tokenizer of words; special tokens, and then plain ones, have the ids after its own words."""
     from tokenizers import AddedToken, Tokenizer
 
     words_file(path, {word: number for number, word in enumerate(own)})

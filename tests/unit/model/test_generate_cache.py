@@ -235,7 +235,7 @@ def test_a_stage_that_only_evaluates_holds_its_weights_and_nothing_else(compute,
         storages = {t.untyped_storage().data_ptr(): t for t in tensors if not t.is_meta}
         held[training] = sum(t.untyped_storage().nbytes() for t in storages.values())
         assert all(gradient.shard.is_meta != training for gradient in gradients)
-    count = sum(bucket.weights.layout.length for bucket in buckets)
-    of_gradients = 4 * sum(len(bucket.gradients) * bucket.weights.layout.length for bucket in buckets)
+    count = sum(bucket.weights.map.length for bucket in buckets)
+    of_gradients = 4 * sum(len(bucket.gradients) * bucket.weights.map.length for bucket in buckets)
     masters = 4 * count * (compute == "bf16")
     assert held == {False: itemsize * count, True: itemsize * count + masters + of_gradients}

@@ -20,7 +20,7 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.parallel.zero import initial
 from mpitrain.parallel.zero.inverse_normal import BEGIN, CHUNK, ERROR, SHIFT, Rounded, exact, table
 from mpitrain.plan.declared.parameters import WHOLE, Shard, Spec
-from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.buckets import map_bucket
 from mpitrain.plan.settings.resolve import resolve
 
 # made when every element was computed exactly
@@ -44,7 +44,7 @@ def definition(seed, name, begin, end, std):
 def made(spec, seed, first, last, dtype=torch.float32, threads=1):
     """Make elements [first, last) of a bucket of one parameter."""
     out = torch.zeros(last - first, dtype=dtype)
-    initial.initialise(layout_of((spec,), 1), first, last, seed, out, threads)
+    initial.initialise(map_bucket((spec,), 1), first, last, seed, out, threads)
     return out
 
 
@@ -173,7 +173,7 @@ shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.integers(0,
 
 @given(shapes, st.data())
 def test_runs_of_a_box_are_its_elements_in_the_whole(dims, data):
-    """dims: length of the box, and of what lies before and behind it."""
+    """dims: length of the box, and of what lies before and after it."""
     shape = tuple(length for length, _, _ in dims)
     offset = tuple(before for _, before, _ in dims)
     whole = tuple(sum(dim) for dim in dims)
@@ -201,9 +201,9 @@ def test_any_part_of_a_bucket_is_that_of_the_whole(dtype):
         Spec("c", (2, 30, 40), std=0.1, whole=(4, 60, 80), offset=(2, 30, 40)),
         Spec("d", (50, 33), std=0.5, whole=(50, 99), offset=(0, 66)),
     )
-    layout = layout_of(specs, 2)
-    expected = torch.zeros(layout.length, dtype=torch.float64)
-    for spec, start in zip(specs, layout.starts):
+    bucket_map = map_bucket(specs, 2)
+    expected = torch.zeros(bucket_map.length, dtype=torch.float64)
+    for spec, start in zip(specs, bucket_map.starts):
         of_whole = (
             definition(1, spec.name, 0, math.prod(spec.whole), spec.std).view(spec.whole)
             if spec.std
@@ -213,15 +213,15 @@ def test_any_part_of_a_bucket_is_that_of_the_whole(dtype):
         expected[start : start + spec.numel] = box.flatten()
     expected = expected.float().to(dtype)
     for first, last in (
-        (0, layout.length),
+        (0, bucket_map.length),
         (1, 2),
         (1000, 1100),
         (2047, 2049),
         (3000, 7001),
-        (layout.length - 1500, layout.length),
+        (bucket_map.length - 1500, bucket_map.length),
     ):
         out = torch.zeros(last - first, dtype=dtype)
-        initial.initialise(layout, first, last, 1, out)
+        initial.initialise(bucket_map, first, last, 1, out)
         assert out.equal(expected[first:last]), (first, last)
 
 
@@ -339,10 +339,10 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
             )
             embedding = embedding or state.embedding
             for bucket in state.buckets:
-                layout = bucket.weights.layout
+                bucket_map = bucket.weights.map
                 zero = zero_groups[bucket.plan.domain]
-                here = layout.bounds(zero.rank) if zero.stage == 3 else (0, layout.length)
-                for spec, begin, end in layout.within(*here) if bucket.owned else ():
+                here = bucket_map.bounds(zero.rank) if zero.stage == 3 else (0, bucket_map.length)
+                for spec, begin, end in bucket_map.within(*here) if bucket.owned else ():
                     if spec.std:
                         places = [
                             place
@@ -359,13 +359,13 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
 
 MEMORY = """
 import re, sys, torch
-from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.buckets import map_bucket
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.parallel.zero.shards import ZeroGroup, Weights
 
 def weights_of(length):
     spec = Spec("w", (length // 2048, 2048), std=0.02, whole=(length // 2048, 4096), offset=(0, 1024))
-    return Weights(layout_of((spec,), 1), getattr(torch, sys.argv[1]), torch.device("cpu"), ZeroGroup(), 1)
+    return Weights(map_bucket((spec,), 1), getattr(torch, sys.argv[1]), torch.device("cpu"), ZeroGroup(), 1)
 
 def kilobytes(name):
     return int(re.search(name + r":\\s+(\\d+) kB", open("/proc/self/status").read())[1])

@@ -65,7 +65,7 @@ def test_what_stays_and_what_is_empty_is_not_sent(shelf):
 def test_a_block_that_is_done_with_leaves_nothing_behind(shelf):
     """The microbatch's shelf is there until its first block is done.
 
-    Of blocks behind it, it must hold nothing.
+    Of blocks after it, it must hold nothing.
     """
     import torch
 

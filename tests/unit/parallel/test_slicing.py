@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpitrain import config as settings
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.model.layers.embedding_and_head import EMBEDDING
-from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.buckets import map_bucket
 from mpitrain.plan.division.stage_balance import balanced_split
 from mpitrain.plan.predict.pool_sizes import needed_by
 from mpitrain.plan.settings.resolve import resolve
@@ -131,7 +131,7 @@ def test_as_many_gradients_are_lent_as_are_in_use_at_once(settings, buffers):
     (bucket,) = found.stage(0).buckets()
     assert (
         needed_by(found, 0).gradients["dense"].length
-        == buffers * layout_of(bucket.specs, found.axes.divided).length
+        == buffers * map_bucket(bucket.specs, found.axes.divided).length
     )
 
 

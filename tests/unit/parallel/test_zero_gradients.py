@@ -11,7 +11,7 @@ from mpitrain.model.linear import WeightGradient
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.parallel.zero.shards import Gradient, ZeroGroup
 from mpitrain.plan.declared.parameters import Spec
-from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.buckets import map_bucket
 from mpitrain.plan.predict.arena import Arena
 
 SHAPES = {"w": (48, 32), "v": (40,), "none": (64, 32), "again": (48, 32)}
@@ -21,18 +21,18 @@ def gradient_of(stage):
     """Return a gradient that begins a step, whose memory has something of the step before
     everywhere, and its parameters by name.
     """
-    layout = layout_of(tuple(Spec(name, shape) for name, shape in SHAPES.items()), 1)
+    bucket_map = map_bucket(tuple(Spec(name, shape) for name, shape in SHAPES.items()), 1)
     zero_group = ZeroGroup(stage)
-    gradient = Gradient(layout, torch.float32, torch.device("cpu"), zero_group)
-    parameters = {spec.name: Parameter(spec) for spec in layout.specs}
+    gradient = Gradient(bucket_map, torch.float32, torch.device("cpu"), zero_group)
+    parameters = {spec.name: Parameter(spec) for spec in bucket_map.specs}
     for parameter in parameters.values():
         gradient.bind(parameter)
     if stage >= 2:
         zero_group.gradients.reserve(
-            Arena(layout.length, {"training": [0, 0]}), torch.float32, torch.device("cpu")
+            Arena(bucket_map.length, {"training": [0, 0]}), torch.float32, torch.device("cpu")
         )
         zero_group.gradients.begin("training")
-        zero_group.gradients.give_back(zero_group.gradients.borrow(layout.length).fill_(torch.nan))
+        zero_group.gradients.give_back(zero_group.gradients.borrow(bucket_map.length).fill_(torch.nan))
     else:
         gradient.whole.fill_(torch.nan)
     gradient.zero()

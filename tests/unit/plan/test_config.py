@@ -196,7 +196,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (
             ["batch.global=7", "parallel.dp=2"],
             2,
-            "batch.global = 7 sequences don't divide .* use a multiple of 2",
+            "batch.global = 7 doesn.t divide .* use a multiple of 2",
         ),
         (["batch.global=12", "batch.micro=8"], 1, "use a multiple of 8"),
         (

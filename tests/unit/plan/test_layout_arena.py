@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from mpitrain import config as settings
 from mpitrain.model.families.catalog import plan_of
-from mpitrain.plan.division.buckets import layout_of
+from mpitrain.plan.division.buckets import map_bucket
 from mpitrain.plan.predict.arena import Stay, arena_of, placed
 from mpitrain.plan.predict.pool_sizes import needed_by
 from mpitrain.plan.settings.resolve import resolve
@@ -58,7 +58,7 @@ def test_zero_3_lends_the_largest_bucket_and_its_neighbour(layers, num_microbatc
             5000,
         )
     )
-    lengths = [layout_of(bucket.specs, 2).length for bucket in plan.stage(0).buckets()]
+    lengths = [map_bucket(bucket.specs, 2).length for bucket in plan.stage(0).buckets()]
     head, block, *_, embedding = lengths
     needed = needed_by(plan, 0)
     assert head >= embedding > block and len(set(lengths[1:-1])) == 1
@@ -84,5 +84,5 @@ def test_sums_after_each_microbatch_lend_two_buckets_under_every_schedule(schedu
     plan = plan_of(resolve(settings.load(None, more), 4, 256))
     for rank in range(2):
         stages = [plan.stage(number) for number in plan.table.chunks[rank]]
-        longest = max(layout_of(bucket.specs, 2).length for stage in stages for bucket in stage.buckets())
+        longest = max(map_bucket(bucket.specs, 2).length for stage in stages for bucket in stage.buckets())
         assert 0 < needed_by(plan, rank).gradients["dense"].length <= 2 * longest

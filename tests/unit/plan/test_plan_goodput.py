@@ -30,7 +30,7 @@ def share_of_play(stall, took, every, mtbf, restart, seed=1):
         until = dice.expovariate(1 / mtbf)
         rounds = int(until // (every + stall))
         kept = rounds
-        # of the last save, its end: in the background it is written behind the stall
+        # of the last save, its end: in the background it is written after the stall
         if rounds and until - rounds * (every + stall) < took - stall:
             kept -= 1
         trained += kept * every

@@ -54,7 +54,7 @@ def test_an_open_batch_divides_by_what_is_fixed(key):
         (("parallel.pp=8",), "8 stages of 4 blocks; fixed"),
         (
             ("batch.global=31",),
-            "of the first: batch.global = 31 sequences don't divide into microbatches of ",
+            "of the first: batch.global = 31 doesn't divide into microbatches of ",
         ),
         (("parallel.dp_shard=3",), "of the first: parallel.dp_shard = 3 doesn't divide parallel.dp = 64"),
     ],

@@ -96,7 +96,7 @@ def test_a_table_is_played_with_the_times_of_each_stage():
     timeline = simulate_table(table, Times(message=1), [StageTimes(1, 2, 3), StageTimes(5, 7, 11)])
     # F on rank 0, a message, three of each on rank 1, a message, then B on rank 0
     assert timeline.makespan == 1 + 1 + 3 * 5 + 3 * 18 + 1 + 5
-    with pytest.raises(ScheduleError, match="gpipe: found times of 1 stages, needed 2"):
+    with pytest.raises(ScheduleError, match="gpipe: found times of 1 stage, needed 2"):
         simulate_table(table, Times(), [StageTimes(1, 1, 1)])
 
 

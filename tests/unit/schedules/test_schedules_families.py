@@ -152,7 +152,7 @@ def test_groups_below_a_microbatch_a_rank_hold_less(group, makespan, stashes):
 def test_too_small_groups_are_refused():
     with pytest.raises(
         ScheduleError,
-        match="interleaved: found groups of 1 microbatches, needed at least 2, half as many as ranks; raise",
+        match="interleaved: found groups of 1 microbatch, needed at least 2, half as many as ranks; raise",
     ):
         build("interleaved", 4, 8, Options(group=1))
 

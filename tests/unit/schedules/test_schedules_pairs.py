@@ -174,7 +174,7 @@ def test_every_size_is_proved_and_runs_what_runs_alone(name, p):
 
 @st.composite
 def paired_tables(draw) -> Table:
-    """Draw a table in which some forwards run with the backward behind them, if that doesn't wait
+    """Draw a table in which some forwards run with the backward after them, if that doesn't wait
     for them.
     """
     half = draw(st.integers(1, 3))

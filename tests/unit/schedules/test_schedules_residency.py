@@ -167,7 +167,7 @@ def test_the_picture_is_that_of_whole_computations():
 @pytest.mark.parametrize(
     ("residency", "message"),
     [
-        (block_by_block(1, 2), "found what 1 stages use, needed 2"),
+        (block_by_block(1, 2), "found the uses of 1 stage, needed 2"),
         (block_by_block(2, 3), "stage 0: found what 3 parts use, needed 2"),
         (Residency(((), ())), "stage 0: found what 0 parts use, needed 2"),
         (block_by_block(2, 2, ahead=-1), "needed ahead of at least 0"),

@@ -1,4 +1,4 @@
-"""The schedules whose order is searched for: never behind what is published, within any limit."""
+"""The schedules whose order is searched for: never slower than what is published, within any limit."""
 
 import random
 

@@ -327,7 +327,7 @@ def test_a_rank_that_waits_for_a_sum_before_it_has_sent_what_the_other_needs_is_
 
 
 def test_a_sum_travels_under_what_follows_on_a_way_of_its_own():
-    """Parts of 1 tick each; one sum takes no longer than the part behind it, the other 2 ticks
+    """Parts of 1 tick each; one sum takes no longer than the part after it, the other 2 ticks
     longer; reductions queue.
     """
     programs = lower(build("gpipe", 1, 1), one_stage(("tp",)))

@@ -80,7 +80,7 @@ def test_the_norm_waits_for_the_last_reduction():
 
 
 def test_reductions_and_gathers_share_the_way():
-    """B0/1 waits for its bucket, which is gathered behind a reduction."""
+    """B0/1 waits for its bucket, which is gathered after a reduction."""
     program = parse_program(
         "F0@0/0 F0@0/1 B0@0/0 REDUCE0@0 GATHER1@0 B0@0/1 RELEASE1@0 REDUCE1@0 NORM UPDATE"
     )

@@ -20,7 +20,7 @@ BESIDES_CODE = {tokenize.NL, tokenize.COMMENT}
 
 
 def split_literals(source: str) -> Iterator[int]:
-    """Yield lines that continue a string which began behind another element of its line.
+    """Yield lines that continue a string which began after another element of its line.
 
     What is an element of a tuple, or a value of a dict, continues below itself there: one word a line, far
     to the right. Only code that is kept from the formatter can have that: it says `# fmt:`.
