@@ -124,7 +124,8 @@ def build(
             raise ScheduleError(f"{name}: found {option} = {number}, needed at least 1")
     segments = segments_of(family, options.segments)
     chunks = chunks_of(name, options.chunks, family)
-    size = f"found {counted(num_ranks, 'ranks', ',')} x {counted(num_microbatches, 'microbatches', ',')}"
+    microbatches = counted(num_microbatches, "microbatches", ",")
+    size = f"found {counted(num_ranks, 'ranks', ',')} x {microbatches}"
     size += f" x {chunks:,} chunks" * (chunks > 1) + f" x {segments:,} segments" * (segments > 1)
     require_size(name, num_ranks * num_microbatches * chunks * segments, size)
     return make_table(

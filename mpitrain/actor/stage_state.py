@@ -72,19 +72,19 @@ class StageState:
         Collective over the ranks of its domain, which allocate in one order.
         """
         config = stage.config
-        bucket_map = map_bucket(plan.specs, zero_group.size)
+        mapped = map_bucket(plan.specs, zero_group.size)
         shared = self.embedding if plan.tied else None
         dtype = zero_group.type_of_weights(TYPES[config.precision.compute])
         # with model.init others are read before the first step
         seed = None if config.model.init else config.run.seed
-        weights = shared or Weights(bucket_map, dtype, device, zero_group, seed, masters=self._training)
+        weights = shared or Weights(mapped, dtype, device, zero_group, seed, masters=self._training)
         users = self._users(stage, plan)
         for parameter in users:
             weights.bind(parameter)
         uses = [[parameter] for parameter in users] if plan.tied else [users]
         gradient_type = TreeGradient if zero_group.division.in_tree else Gradient
         place = device if self._training else torch.device("meta")
-        gradients = [gradient_type(bucket_map, weights.master.dtype, place, zero_group) for _ in uses]
+        gradients = [gradient_type(mapped, weights.master.dtype, place, zero_group) for _ in uses]
         for gradient, parameters in zip(gradients, uses):
             for parameter in parameters:
                 gradient.bind(parameter)

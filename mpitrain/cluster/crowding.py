@@ -32,8 +32,8 @@ def crowded(vendor: str, ranks: int, cores: int) -> str:
     if ranks <= cores or not settings:
         return ""
     return (
-        f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}: set {settings}, or waiting ranks take the "
-        "cores from working ones"
+        f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}: set {settings}, or waiting ranks "
+        "take the cores from working ones"
     )
 
 
@@ -44,8 +44,8 @@ def many(vendor: str, ranks: int, cores: int) -> str:
         return ""
     settings = " ".join(filter(None, [smaller, _unset(HINTS, vendor)]))
     return (
-        f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}: env {settings} mpirun ... saves 8 MB a "
-        "rank, and time"
+        f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}: env {settings} mpirun ... saves "
+        "8 MB a rank, and time"
     )
 
 

@@ -104,8 +104,8 @@ def _nodes_of_layout(num_nodes: int, node_ranks: int, spares: int) -> tuple[int,
     started = num_nodes * node_ranks
     if spares >= started:
         raise ConfigError(
-            f"recovery.spares = {spares}: found {counted(started, 'ranks')}, needed more than spares; "
-            "ask for more"
+            f"recovery.spares = {spares}: found {counted(started, 'ranks')}, needed more than "
+            "spares; ask for more"
         )
     ranks = started - spares
     return ranks, -(-ranks // node_ranks), 0 if ranks % node_ranks else node_ranks

@@ -69,7 +69,8 @@ class Rehearsals:
         lines = self._out.read().splitlines()
         if code or len(lines) != num_ranks:
             raise RuntimeError(
-                f"the rehearsal ended with exit code {code}, after {counted(len(lines), 'ranks')}:\n"
+                f"the rehearsal ended with exit code {code}, "
+                f"after {counted(len(lines), 'ranks')}:\n"
                 f"{self._said.read().decode()}"
             )
         return lines

@@ -67,7 +67,7 @@ def holdings(
         ]
         maps = [map_bucket(bucket.specs, num_shards) for bucket in buckets]
         for number in range(num_shards):
-            runs = [run for bucket_map in maps for run in bucket_map.runs(number)]
+            runs = [run for mapped in maps for run in mapped.runs(number)]
             holdings_of_tp.append(
                 {
                     spec.name: MatrixPart(spec, end - begin)

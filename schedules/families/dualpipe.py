@@ -30,13 +30,13 @@ def dualpipe(num_ranks: int, num_microbatches: int, _: Options) -> list[list[Act
     """
     if num_ranks % 2:
         raise ScheduleError(
-            f"dualpipe: found {counted(num_ranks, 'ranks')}, needed an even number; change parallel.pp, or "
-            "use dualpipev"
+            f"dualpipe: found {counted(num_ranks, 'ranks')}, needed an even number; change "
+            "parallel.pp, or use dualpipev"
         )
     if num_microbatches % 2 or num_microbatches < 2 * num_ranks:
         raise ScheduleError(
-            f"dualpipe: found {counted(num_microbatches, 'microbatches')} on {num_ranks} ranks, needed an "
-            f"even number, at least {2 * num_ranks}; raise batch.global, or use interleaved-zb or "
+            f"dualpipe: found {counted(num_microbatches, 'microbatches')} on {num_ranks} ranks, "
+            f"needed an even number, at least {2 * num_ranks}; raise batch.global, or use interleaved-zb or "
             "zbv, which run with fewer"
         )
     rows = []

@@ -38,8 +38,8 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
         if a.digest == b.digest and not any(others):
             arrays = counted(len(names.equal) + len(names.differing), "arrays")
             say(
-                f"equal: {arrays}, root digest {a.digest}, as they were committed; mpitrain ckpt verify "
-                "reads them"
+                f"equal: {arrays}, root digest {a.digest}, as they were committed; "
+                "mpitrain ckpt verify reads them"
             )
         else:
             for text in _report_lines(names, differences, others):

@@ -254,8 +254,8 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
         "run": f"{shown(run.dir)}: {counted(run.steps, 'steps', ',')}, {every}",
         "time": f"{scheduler.time(asked.seconds)} per allocation; the run stops with a checkpoint before "
         "its end (run.time_margin_s)",
-        "restarts": f"until the run is done: at most {counted(asked.most, 'starts')}, and none after 3 "
-        "in a row without a newer checkpoint",
+        "restarts": f"until the run is done: at most {counted(asked.most, 'starts')}, and none "
+        "after 3 in a row without a newer checkpoint",
         "console": scheduler.console.format(name=_name(asked.config))
         + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {as_argument(path)}",

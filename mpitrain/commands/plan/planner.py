@@ -326,8 +326,8 @@ class PlanAnswer(NamedTuple):
         )
         daily = 86400 * best.layout.tokens / best.found.seconds
         return (
-            f"step of layout 1, slowest pipeline rank: {words} (axes: time waiting for their messages); "
-            f"{_short(daily)} tokens a day"
+            f"step of layout 1, slowest pipeline rank: {words} "
+            f"(axes: time waiting for their messages); {_short(daily)} tokens a day"
         )
 
     def _load(self, layout: StepLayout) -> list[str]:
@@ -349,8 +349,8 @@ class PlanAnswer(NamedTuple):
             return f"{few_digits(value)} ({low} to {high})"
 
         words = (
-            f"{self.asked.tokens} tokens: {counted(found.steps, 'steps', ',')}, {within(found.days)} days, "
-            f"{within(found.gpu_hours)} {hours} without failures"
+            f"{self.asked.tokens} tokens: {counted(found.steps, 'steps', ',')}, "
+            f"{within(found.days)} days, {within(found.gpu_hours)} {hours} without failures"
         )
         if self.asked.price:
             words += f", {within(self.asked.price * found.gpu_hours)} at {self.asked.price:g} an hour"

@@ -74,7 +74,7 @@ def fresh(spec: Spec, begin: int, end: int, seed: int, out: torch.Tensor) -> Non
 
 
 def initialise(
-    bucket_map: BucketMap, first: int, last: int, seed: int | None, out: torch.Tensor, threads: int = 1
+    mapped: BucketMap, first: int, last: int, seed: int | None, out: torch.Tensor, threads: int = 1
 ) -> None:
     """Fill `out`, of zeros, with the initial weights in elements [first, last) of a bucket; what
     pads it stays 0.
@@ -84,7 +84,7 @@ def initialise(
     Computed on the host by so many threads, in fp64, rounded to fp32 unless `out` has more, and
     from there to its dtype.
     """
-    pieces = list(_pieces(bucket_map, first, last, out))
+    pieces = list(_pieces(mapped, first, last, out))
     if not out.is_meta and pieces and seed is not None:
         shared = table()
         threads = min(threads, len(pieces))
@@ -101,10 +101,10 @@ def initialise(
             _make(pieces, seed, shared)
 
 
-def _pieces(bucket_map: BucketMap, first: int, last: int, out: torch.Tensor) -> Iterator[InitialRange]:
+def _pieces(mapped: BucketMap, first: int, last: int, out: torch.Tensor) -> Iterator[InitialRange]:
     """Fill in the constants, and yield what is left to do."""
-    for spec, begin, end in bucket_map.within(first, last):
-        start = bucket_map.starts[bucket_map.specs.index(spec)] - first
+    for spec, begin, end in mapped.within(first, last):
+        start = mapped.starts[mapped.specs.index(spec)] - first
         if spec.std == 0:
             out[start + begin : start + end].fill_(spec.constant)
             continue

@@ -180,25 +180,25 @@ class Weights:
 
     def __init__(
         self,
-        bucket_map: BucketMap,
+        mapped: BucketMap,
         dtype: torch.dtype,
         device: torch.device,
         zero_group: ZeroGroup,
         seed: int | None,
         masters: bool = True,
     ):
-        self.map = bucket_map
+        self.map = mapped
         self._zero_group = zero_group
         self._bound = []
         self.arriving: Pending | None = None
         self._users = 0  # of a tied embedding, two stages of this rank may use the same
-        begin, end = bucket_map.bounds(zero_group.rank)
+        begin, end = mapped.bounds(zero_group.rank)
         self._memory: torch.Tensor | None = None  # of the whole, unless it is lent
         if zero_group.drops_weights:
             self.shard = _zeros(end - begin, dtype, device)
         else:
             make = zero_group.allocate if zero_group.size > 1 else _zeros
-            self._memory = make(bucket_map.length, dtype, device)
+            self._memory = make(mapped.length, dtype, device)
             self.shard = self._memory[begin:end]
         self.whole = None if zero_group.stage == 3 else self._memory
         kind = torch.promote_types(dtype, torch.float32)
@@ -315,18 +315,16 @@ class Gradient:
     zeros before that would take as long as adding them.
     """
 
-    def __init__(
-        self, bucket_map: BucketMap, dtype: torch.dtype, device: torch.device, zero_group: ZeroGroup
-    ):
-        self.map = bucket_map
+    def __init__(self, mapped: BucketMap, dtype: torch.dtype, device: torch.device, zero_group: ZeroGroup):
+        self.map = mapped
         self.zero_group = zero_group
         self._bound = []
-        begin, end = bucket_map.bounds(zero_group.rank)
+        begin, end = mapped.bounds(zero_group.rank)
         self.whole: torch.Tensor | None = None
         if zero_group.lends_gradients:
             self.shard = torch.zeros(end - begin, dtype=dtype, device=device)
         else:
-            self.whole = zero_group.allocate(bucket_map.length, dtype, device)
+            self.whole = zero_group.allocate(mapped.length, dtype, device)
             self.shard = self.whole[begin:end]
 
     def bind(self, parameter: Parameter) -> None:
@@ -427,17 +425,17 @@ class Gradient:
 
 def pieces_of(weights: Weights, gradient: Gradient) -> Iterator[ParameterShard]:
     """Yield what this rank updates of a bucket."""
-    bucket_map = weights.map
+    mapped = weights.map
     rank = gradient.zero_group.rank
-    first, _ = bucket_map.bounds(rank)
-    for spec, begin, end in bucket_map.runs(rank):
-        start = bucket_map.starts[bucket_map.specs.index(spec)] - first
+    first, _ = mapped.bounds(rank)
+    for spec, begin, end in mapped.runs(rank):
+        start = mapped.starts[mapped.specs.index(spec)] - first
         here = slice(start + begin, start + end)
         yield ParameterShard(spec, begin, end, weights.master[here], gradient.shard[here])
 
 
-def _view(flat: torch.Tensor, bucket_map: BucketMap, spec: Spec) -> torch.Tensor:
-    start = bucket_map.starts[bucket_map.specs.index(spec)]
+def _view(flat: torch.Tensor, mapped: BucketMap, spec: Spec) -> torch.Tensor:
+    start = mapped.starts[mapped.specs.index(spec)]
     return flat[start : start + spec.numel].view(spec.shape)
 
 

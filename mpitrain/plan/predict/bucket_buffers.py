@@ -10,8 +10,8 @@ from mpitrain.plan.plan import Plan
 class Buffer:
     """A flat buffer of a bucket. Two are the same only if they are the same object."""
 
-    def __init__(self, bucket_map: BucketMap):
-        self.map = bucket_map
+    def __init__(self, mapped: BucketMap):
+        self.map = mapped
 
     @property
     def length(self) -> int:
@@ -57,10 +57,10 @@ def held_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> dict[int, 
         stage = plan.stage(number)
         buckets = []
         for bucket in stage.buckets(stage.shard(*place)):
-            bucket_map = map_bucket(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config))
+            mapped = map_bucket(bucket.specs, DOMAINS[bucket.domain].num_shards(plan.config))
             shared = embedding if bucket.tied else None
-            gradients = [Buffer(bucket_map) for _ in range(len(bucket.parts) if bucket.tied else 1)]
-            buckets.append(HeldBucket(bucket, shared or Buffer(bucket_map), gradients, owned=shared is None))
+            gradients = [Buffer(mapped) for _ in range(len(bucket.parts) if bucket.tied else 1)]
+            buckets.append(HeldBucket(bucket, shared or Buffer(mapped), gradients, owned=shared is None))
             embedding = buckets[-1].weights if bucket.tied else embedding
         stages[number] = HeldStage(buckets)
     return stages

@@ -198,9 +198,9 @@ def _changed(plan: Plan, **tables: dict[str, Any]) -> Plan:
 def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:
     """Return what a rank sends so that all have a bucket's weights."""
     domain = domains_of(plan.config)[bucket.plan.domain]
-    bucket_map = bucket.weights.map
+    mapped = bucket.weights.map
     size = itemsize_of_weights(plan.config, bucket.plan.domain)
-    return Counter({domain.shard: sent_bytes("all_gather", bucket_map.length * size, bucket_map.num_shards)})
+    return Counter({domain.shard: sent_bytes("all_gather", mapped.length * size, mapped.num_shards)})
 
 
 def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
@@ -208,10 +208,10 @@ def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
     over those that have the same.
     """
     domain = domains_of(plan.config)[bucket.plan.domain]
-    bucket_map = bucket.weights.map
+    mapped = bucket.weights.map
     size = itemsize_on_the_wire(plan.config, bucket.plan.domain)
-    shard = bucket_map.length // bucket_map.num_shards
-    scattered = sent_bytes("reduce_scatter", bucket_map.length * size, bucket_map.num_shards)
+    shard = mapped.length // mapped.num_shards
+    scattered = sent_bytes("reduce_scatter", mapped.length * size, mapped.num_shards)
     alike = len(plan.axes.of(0)[domain.replicate])
     return Counter(
         {

@@ -191,9 +191,9 @@ def _moments_at_most(
     total = 0
     for name, domain in domains_of(config).items():
         held = np.zeros(domain.num_shards(config), np.int64)
-        for bucket_map in (bucket.weights.map for bucket in owned if bucket.plan.domain == name):
-            held += bucket_map.by_shard(
-                [of_moments.get(spec.group, 0) + gradient if spec.updated else 0 for spec in bucket_map.specs]
+        for mapped in (bucket.weights.map for bucket in owned if bucket.plan.domain == name):
+            held += mapped.by_shard(
+                [of_moments.get(spec.group, 0) + gradient if spec.updated else 0 for spec in mapped.specs]
             )
         total += int(held.max() if shards is None else held[shards[name]])
     return total

@@ -84,7 +84,7 @@ def _state_bytes(
         mine = [bucket.weights.map for bucket in buckets if bucket.plan.domain == name]
         shard_numbers = range(domain.num_shards(plan.config)) if shards is None else (shards[name],)
         runs = (
-            [(spec, end - begin) for bucket_map in mine for spec, begin, end in bucket_map.runs(shard)]
+            [(spec, end - begin) for mapped in mine for spec, begin, end in mapped.runs(shard)]
             for shard in shard_numbers
         )
         total += max(

@@ -37,19 +37,19 @@ def staged_bytes(plan: Plan, rank: int) -> int:
 def _summed_sizes(plan: Plan, bucket: HeldBucket) -> Counter[int]:
     """Return the blocks of the sum of a bucket's gradient, by size: in shards, and of each shard."""
     domain = domains_of(plan.config)[bucket.plan.domain]
-    bucket_map = bucket.weights.map
-    whole = bucket_map.length * itemsize_on_the_wire(plan.config, bucket.plan.domain)
-    shard = whole // bucket_map.num_shards
-    sizes = [whole, shard] if bucket_map.num_shards > 1 else []
+    mapped = bucket.weights.map
+    whole = mapped.length * itemsize_on_the_wire(plan.config, bucket.plan.domain)
+    shard = whole // mapped.num_shards
+    sizes = [whole, shard] if mapped.num_shards > 1 else []
     sizes += [shard] if len(plan.axes.of(0)[domain.replicate]) > 1 else []
     return Counter(map(_block, sizes))
 
 
 def _fetched_sizes(plan: Plan, bucket: HeldBucket) -> Counter[int]:
     """Return the block of a bucket's weights, which all ranks have after an update."""
-    bucket_map = bucket.weights.map
-    num_bytes = bucket_map.length * itemsize_of_weights(plan.config, bucket.plan.domain)
-    return Counter([_block(num_bytes)] if bucket_map.num_shards > 1 else [])
+    mapped = bucket.weights.map
+    num_bytes = mapped.length * itemsize_of_weights(plan.config, bucket.plan.domain)
+    return Counter([_block(num_bytes)] if mapped.num_shards > 1 else [])
 
 
 def _block(num_bytes: int) -> int:

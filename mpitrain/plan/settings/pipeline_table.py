@@ -184,9 +184,9 @@ def require_size_of(table: Table, parallel: Parallel, batch: Batch) -> None:
         raise ScheduleError(
             f"{table.name}: a table of {counted(ranks, 'ranks')} with "
             f"{counted(chunks_in(table), 'stages')} each and "
-            f"{counted(total, 'microbatches')}; this layout has {counted(parallel.pp, 'pipeline ranks')} "
-            f"(parallel.pp) and {counted(microbatches, 'microbatches')} "
-            "(batch.global / batch.micro / parallel.dp); "
+            f"{counted(total, 'microbatches')}; this layout has "
+            f"{counted(parallel.pp, 'pipeline ranks')} (parallel.pp) and "
+            f"{counted(microbatches, 'microbatches')} (batch.global / batch.micro / parallel.dp); "
             f"set parallel.pp={ranks} and "
             f"batch.global={total * batch.micro * parallel.dp}"
         )

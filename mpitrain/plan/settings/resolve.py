@@ -268,8 +268,8 @@ def _layout(
     inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
     if num_ranks % inside:
         raise ConfigError(
-            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but {ranks_source} "
-            f"{counted(num_ranks, 'ranks')}; start a multiple of {inside} or change parallel.*"
+            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but "
+            f"{ranks_source} {counted(num_ranks, 'ranks')}; start a multiple of {inside} or change parallel.*"
         )
     num_ranks //= inside
     if pp > layers:
@@ -294,8 +294,8 @@ def _layout(
         )
     if pp > layers:
         raise ConfigError(
-            f"{counted(num_ranks, 'ranks')} / parallel.dp = {dp} leaves {counted(pp, 'stages')} for "
-            f"model.layers = {counted(layers, 'blocks')}; raise parallel.dp"
+            f"{counted(num_ranks, 'ranks')} / parallel.dp = {dp} leaves "
+            f"{counted(pp, 'stages')} for model.layers = {counted(layers, 'blocks')}; raise parallel.dp"
         )
     if zero is None:
         zero = 1  # with_reduce() makes it 0 where there is nothing to divide, of experts neither

@@ -201,9 +201,9 @@ def test_any_part_of_a_bucket_is_that_of_the_whole(dtype):
         Spec("c", (2, 30, 40), std=0.1, whole=(4, 60, 80), offset=(2, 30, 40)),
         Spec("d", (50, 33), std=0.5, whole=(50, 99), offset=(0, 66)),
     )
-    bucket_map = map_bucket(specs, 2)
-    expected = torch.zeros(bucket_map.length, dtype=torch.float64)
-    for spec, start in zip(specs, bucket_map.starts):
+    mapped = map_bucket(specs, 2)
+    expected = torch.zeros(mapped.length, dtype=torch.float64)
+    for spec, start in zip(specs, mapped.starts):
         of_whole = (
             definition(1, spec.name, 0, math.prod(spec.whole), spec.std).view(spec.whole)
             if spec.std
@@ -213,15 +213,15 @@ def test_any_part_of_a_bucket_is_that_of_the_whole(dtype):
         expected[start : start + spec.numel] = box.flatten()
     expected = expected.float().to(dtype)
     for first, last in (
-        (0, bucket_map.length),
+        (0, mapped.length),
         (1, 2),
         (1000, 1100),
         (2047, 2049),
         (3000, 7001),
-        (bucket_map.length - 1500, bucket_map.length),
+        (mapped.length - 1500, mapped.length),
     ):
         out = torch.zeros(last - first, dtype=dtype)
-        initial.initialise(bucket_map, first, last, 1, out)
+        initial.initialise(mapped, first, last, 1, out)
         assert out.equal(expected[first:last]), (first, last)
 
 
@@ -339,10 +339,10 @@ def test_a_rank_makes_what_it_holds_once_and_nothing_else(ranks, keys, monkeypat
             )
             embedding = embedding or state.embedding
             for bucket in state.buckets:
-                bucket_map = bucket.weights.map
+                mapped = bucket.weights.map
                 zero = zero_groups[bucket.plan.domain]
-                here = bucket_map.bounds(zero.rank) if zero.stage == 3 else (0, bucket_map.length)
-                for spec, begin, end in bucket_map.within(*here) if bucket.owned else ():
+                here = mapped.bounds(zero.rank) if zero.stage == 3 else (0, mapped.length)
+                for spec, begin, end in mapped.within(*here) if bucket.owned else ():
                     if spec.std:
                         places = [
                             place

@@ -21,18 +21,18 @@ def gradient_of(stage):
     """Return a gradient that begins a step, whose memory has something of the step before
     everywhere, and its parameters by name.
     """
-    bucket_map = map_bucket(tuple(Spec(name, shape) for name, shape in SHAPES.items()), 1)
+    mapped = map_bucket(tuple(Spec(name, shape) for name, shape in SHAPES.items()), 1)
     zero_group = ZeroGroup(stage)
-    gradient = Gradient(bucket_map, torch.float32, torch.device("cpu"), zero_group)
-    parameters = {spec.name: Parameter(spec) for spec in bucket_map.specs}
+    gradient = Gradient(mapped, torch.float32, torch.device("cpu"), zero_group)
+    parameters = {spec.name: Parameter(spec) for spec in mapped.specs}
     for parameter in parameters.values():
         gradient.bind(parameter)
     if stage >= 2:
         zero_group.gradients.reserve(
-            Arena(bucket_map.length, {"training": [0, 0]}), torch.float32, torch.device("cpu")
+            Arena(mapped.length, {"training": [0, 0]}), torch.float32, torch.device("cpu")
         )
         zero_group.gradients.begin("training")
-        zero_group.gradients.give_back(zero_group.gradients.borrow(bucket_map.length).fill_(torch.nan))
+        zero_group.gradients.give_back(zero_group.gradients.borrow(mapped.length).fill_(torch.nan))
     else:
         gradient.whole.fill_(torch.nan)
     gradient.zero()
