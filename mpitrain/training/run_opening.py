@@ -214,7 +214,7 @@ class Opening:
         steps = self.config.run.steps
         try:
             memory.make(self.config.recovery.folder)
-            self.notes += filter(None, [save_copied_step(memory, saved.step)])
+            self.notes += save_copied_step(memory, saved.step)
             newest = newest_whole(
                 self.world,
                 memory.own_folder,

@@ -306,7 +306,7 @@ class Trainer:
         check_every = self.config.numerics.check_every
         due = any(period and step % period == 0 for period in (run.eval_every, run.save_every, check_every))
         edge = step == self.watched or step + 1 not in self.steps_here
-        return due or edge or self.memory.due(step) or stop > STAY
+        return due or edge or stop > STAY
 
     def _end(self, reason: str) -> int:
         """Return the exit code after the last step, when nothing is being saved any more.

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -291,6 +292,45 @@ def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
         for path in folder.parent.glob(f"mpitrain-{os.getpid()}"):
             path.unlink()
         subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def whole_copies(binary):
+    """Return the bytes of a file of copies, and where the copy of each step begins."""
+    content = bytearray(binary.read_bytes())
+    marks = {at: struct.unpack_from("<2q", content, at) for at in (0, len(content) // 2)}
+    return content, {first: at for at, (first, second) in marks.items() if first == second > 0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "num_damaged"), [((0,), 2), ((0, 1), 1), ((0, 1), 2)], ids=["own", "newest", "all"]
+)
+def test_instead_of_a_damaged_copy_the_partner_s_is_used_or_the_one_before(
+    tmp_path, text, nodes, num_damaged
+):
+    """num_damaged: of the newest copies of shard 0, on each of some nodes."""
+    run_dir = tmp_path / "run"
+    settings = SETTINGS | LAYOUTS[0][1] | dict(comm_node_ranks=1, run_save_every=0)
+    whole = run_tiny(2, tmp_path / "whole", text, **settings)
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, **settings)) as job:
+        wait_for_step(job, run_dir, 5)
+        for pid in job.ranks():  # not job.kill(), which removes what it has mapped
+            job.signal(pid, signal.SIGKILL)
+        job.wait(60)
+    there = {0: set(), 1: set()}  # of each shard: steps of which some node has a good copy
+    for node, folder in enumerate(memory_folders(RunDir(run_dir))):
+        for shard, steps_there in there.items():
+            (binary,) = folder.glob(f"copies-*/shard-{shard}.bin")
+            content, begins = whole_copies(binary)
+            for step in sorted(begins)[-num_damaged:] if shard == 0 and node in nodes else ():
+                content[begins.pop(step) + MARKS + META_BYTES + 1000] ^= 1
+            binary.write_bytes(content)
+            steps_there |= set(begins)
+    step = max(there[0] & there[1], default=0)
+    done = run_tiny(2, run_dir, text, **settings)
+    assert done.returncode == whole.returncode == 0, tail(done.output)
+    assert "part 0 of step" in done.output and "has another digest than it was made" in done.output
+    assert (f"resuming after step {step} of " in done.output) == bool(step), tail(done.output)
+    assert loss_lines(run_dir) == loss_lines(tmp_path / "whole"), tail(done.output)
 
 
 def test_where_memory_has_no_room_the_run_has_no_copies(tmp_path, text):

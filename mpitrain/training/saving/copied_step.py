@@ -2,8 +2,9 @@
 
     1  every node says what it has: checkpoints of earlier starts, and parts of the state with steps
     2  all choose the newest step of which every part is on some node
-    3  ranks write the parts of their node as shards of a checkpoint, and send them to the others
-    4  each node commits it, and removes the copies
+    3  ranks compare the digests of its parts; without those that differ it is chosen anew
+    4  ranks write the parts of their node as shards of a checkpoint, and send them to the others
+    5  each node commits it, and removes the copies
 
 A node that is new has nothing at first, and everything in the end.
 """
@@ -25,7 +26,7 @@ from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.shards import file_name
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import listed, open_regular, shown
-from mpitrain.training.saving.memory_folder import NodeMemory, copied_starts, read_copy
+from mpitrain.training.saving.memory_folder import CopiedStart, NodeMemory, copied_starts, read_copy
 
 PIECE = 1 << 24  # bytes of a file that are sent at once to each node
 
@@ -56,7 +57,7 @@ class CopiedStep(NamedTuple):
     lost: tuple[int, list[int]] | None = None
 
 
-def save_copied_step(memory: NodeMemory, saved_step: int) -> str:
+def save_copied_step(memory: NodeMemory, saved_step: int) -> list[str]:
     """Make a checkpoint on each node of the newest step in memory, if it is later than `saved_step`.
 
     Return what is to be said. Collective over all ranks; raises InputError alike on all.
@@ -64,20 +65,70 @@ def save_copied_step(memory: NodeMemory, saved_step: int) -> str:
     world = memory.world
     inventories = world.all_gather("looking into memory", _inventory(memory) if memory.leads else None)
     nodes = [inventory for inventory in inventories if inventory is not None]
+    starts = copied_starts(memory.folders())
+    said: list[str] = []
     newest = newest_in(nodes)
-    lost = ""
+    while newest.start and newest.step > saved_step:
+        damaged = _damaged(memory, nodes, newest, starts)
+        if not damaged:
+            _make_checkpoint(memory, nodes, newest, starts)
+            break
+        said += _leave_out(damaged, nodes, newest)
+        newest = newest_in(nodes)
+    if newest.step > saved_step and not newest.start:
+        _complete_nodes(memory, nodes, newest)
     if newest.lost and newest.lost[0] > saved_step:
         step, shards = newest.lost
-        lost = (
+        said.append(
             f"step {step} in memory lacks part{'s' * (len(shards) > 1)} {listed(shards, 4)} of the state: "
             "the nodes that had it are gone, or it was changed"
         )
-    if newest.step > saved_step:
-        if newest.start:
-            _make_checkpoint(memory, nodes, newest)
-        else:
-            _complete_nodes(memory, nodes, newest)
-    return lost
+    return said
+
+
+def _damaged(
+    memory: NodeMemory, nodes: Sequence[NodeInventory], copied: CopiedStep, starts: Mapping[str, CopiedStart]
+) -> list[int]:
+    """Return the parts whose copies don't have the digest that they were made with. Collective."""
+    mine = [
+        number
+        for number in _written_by(memory, nodes, copied)
+        if not _is_whole(starts[copied.start].shards[number][0], number, copied.step)
+    ]
+    of_ranks = memory.world.all_gather("comparing the digests of copies", mine)
+    return sorted(number for numbers in of_ranks for number in numbers)
+
+
+def _is_whole(folder: Path, number: int, step: int) -> bool:
+    with suppress(CheckpointError):
+        _, copies = read_copy(folder, number)
+        generation = copies.generation_of(step)
+        return generation is not None and copies.digest(generation) == copies.marked_digest(generation)
+    return False
+
+
+def _leave_out(damaged: Sequence[int], nodes: Sequence[NodeInventory], copied: CopiedStep) -> list[str]:
+    """Take damaged copies out of what nodes have; return what is said of them."""
+    said = []
+    for number in damaged:
+        node = nodes[copied.holders[number]]
+        _, shards = node.shards[copied.start]
+        shards[number].discard(copied.step)
+        said.append(
+            f"warning: part {number} of step {copied.step} in memory of the node of rank {node.first} has "
+            "another digest than it was made with, by an error of memory or by a program that wrote there; "
+            "this copy isn't used"
+        )
+    return said
+
+
+def _written_by(memory: NodeMemory, nodes: Sequence[NodeInventory], copied: CopiedStep) -> list[int]:
+    """Return the parts that this rank reads and writes: those of its node in turn."""
+    return [
+        number
+        for number, index in copied.holders.items()
+        if memory.world.rank == nodes[index].ranks[number % len(nodes[index].ranks)]
+    ]
 
 
 def newest_in(nodes: Sequence[NodeInventory]) -> CopiedStep:
@@ -125,17 +176,14 @@ def _inventory(memory: NodeMemory) -> NodeInventory:
     return NodeInventory(memory.first, memory.ranks, saved, shards)
 
 
-def _make_checkpoint(memory: NodeMemory, nodes: Sequence[NodeInventory], copied: CopiedStep) -> None:
+def _make_checkpoint(
+    memory: NodeMemory, nodes: Sequence[NodeInventory], copied: CopiedStep, starts: Mapping[str, CopiedStart]
+) -> None:
     """Write the shards that this rank is to write, send them to other nodes, and commit the step."""
     world = memory.world
     tmp = memory.own_folder / f"{name_of(copied.step)}{TMP}"
     memory.on_each_node("making a folder in memory", lambda: save.begin(memory.own_folder, copied.step))
-    mine = [
-        number
-        for number, index in copied.holders.items()
-        if world.rank == nodes[index].ranks[number % len(nodes[index].ranks)]
-    ]
-    starts = copied_starts(memory.folders()) if mine or memory.leads else {}
+    mine = _written_by(memory, nodes, copied)
 
     def write() -> None:
         for number in mine:
@@ -153,7 +201,7 @@ def _make_checkpoint(memory: NodeMemory, nodes: Sequence[NodeInventory], copied:
 
 
 def _meta_of(
-    memory: NodeMemory, starts: Mapping, copied: CopiedStep, mine: Sequence[int]
+    memory: NodeMemory, starts: Mapping[str, CopiedStart], copied: CopiedStep, mine: Sequence[int]
 ) -> tuple[dict, StepInfo]:
     """Return what the step says besides arrays, of the rank that writes its first shard."""
     own = None
@@ -221,11 +269,7 @@ def _parts(folder: Path, number: int, step: int) -> dict[str, list[tuple[np.ndar
     """Return what a shard holds, in its memory. Raises CheckpointError."""
     manifest, copies = read_copy(folder, number)
     generation = copies.generation_of(step)
-    if generation is None or copies.digest(generation) != copies.marked_digest(generation):
-        raise CheckpointError(
-            f"{shown(folder)}: the copy of part {number} after step {step} has another digest than it was "
-            "made with, by an error of memory or by a program that wrote there"
-        )
+    assert generation is not None, "its digest was compared"
     parts = defaultdict(list)
     try:
         for part in manifest.parts:

@@ -13,9 +13,10 @@ for copies on other nodes.
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,33 @@ class CopiedPieces:
     num_bytes: int
 
 
+class CopyTaker:
+    """Makes one generation of the copies of a part of the state, in its file."""
+
+    def __init__(self, actor: Actor, file: CopyFile, generation: int, pieces: Sequence[ParameterShard]):
+        self._file = file
+        self._generation = generation
+        self.snapshot = Snapshot(actor, True, _Allocator(file, generation).take, pieces)
+        self._spans = list(self._cut())
+
+    def take(self, step: int, meta: Mapping[str, Any]) -> None:
+        """Copy the state as it is after a step, with its digest: each piece while caches have it."""
+        digest = xxhash.xxh3_64()
+        spans = iter(self._spans)
+        self._file.begin(self._generation)
+        self.snapshot.take(lambda: digest.update(next(spans)))
+        self._file.end(self._generation, step, meta, digest.intdigest())
+
+    def _cut(self) -> Iterator[memoryview]:
+        """Yield the memory that the digest is of, cut after each piece that is copied."""
+        used = self._file.used_bytes_of(self._generation)
+        start = used.ctypes.data
+        arrays = [np.frombuffer(piece, np.uint8) for piece in self.snapshot.targets]
+        ends = [array.ctypes.data - start + len(array) for array in arrays]
+        for begin, end in pairwise([0, *ends[:-1], len(used)]):
+            yield used[begin:end].data
+
+
 class MemoryCopies:
     """Copies of an actor's state in memory, between two steps.
 
@@ -87,7 +115,7 @@ class MemoryCopies:
         self._count = 0
         self._seconds = 0.0
         self._files: list[CopyFile] = []
-        self._snapshots: list[list[Snapshot]] = []  # of each file, by generation
+        self._takers: list[list[CopyTaker]] = []  # of each file, by generation
         self._exchange: PartnerExchange | None = None
         self.num_bytes = self.own_bytes = 0
         if memory and self._every:
@@ -125,7 +153,7 @@ class MemoryCopies:
             self.num_bytes = sum(world.all_gather("what is copied in memory", self.own_bytes))
         except (CheckpointError, StorageError) as error:
             self._every = 0
-            self._files, self._snapshots = [], []  # nothing else holds their memory
+            self._files, self._takers = [], []  # nothing else holds their memory
             memory.on_each_node("removing what is in memory", memory.remove_copies)
             self._say(f"no copies in memory (recovery.every): {error.args[0]}")
 
@@ -135,18 +163,14 @@ class MemoryCopies:
         """Make the file of a part of the state, and beside it what its copies hold."""
         path = folder / f"shard-{numbers[part.key]}"
         file = CopyFile.make(path.with_suffix(".bin"), num_bytes, part.num_bytes)
-        snapshots = [
-            Snapshot(self._actor, True, _Allocator(file, generation).take, part.pieces)
-            for generation in range(GENERATIONS)
-        ]
-        start = file.bytes_of(0).ctypes.data
-        parts = _described(snapshots[0].parts(), start)
+        takers = [CopyTaker(self._actor, file, generation, part.pieces) for generation in range(GENERATIONS)]
+        parts = _described(takers[0].snapshot.parts(), file.bytes_of(0).ctypes.data)
         writer = dict(about.writer)
         manifest = Manifest(len(numbers), num_bytes, parts, about.config, writer, self._world.num_nodes)
         with replacing(path.with_suffix(".json")) as json_file:
             json_file.write(msgspec.json.encode(manifest))
         self._files.append(file)
-        self._snapshots.append(snapshots)
+        self._takers.append(takers)
 
     def _received(self) -> list[CopyFile]:
         received = self._exchange.received if self._exchange else None
@@ -160,11 +184,8 @@ class MemoryCopies:
         begin_s = time.monotonic()
         with self._place.at("save", f"copying step {step} in memory", BUSY):
             generation = self._count % GENERATIONS
-            for file, snapshots in zip(self._files, self._snapshots):
-                file.begin(generation)
-                digest = _RunningDigest(file, generation)
-                snapshots[generation].take(digest.add)
-                file.end(generation, step, meta, digest.end())
+            for takers in self._takers:
+                takers[generation].take(step, meta)
             if self._exchange is not None:
                 self._exchange.offer(generation, step, meta)
             if self._count == 1 and self._memory and self._memory.leads:  # all have made their first copy
@@ -281,29 +302,6 @@ def copied_pieces(actor: Actor) -> list[CopiedPieces]:
     parts.append(((rank, ""), alone))
     sized = [CopiedPieces(key, pieces, _bytes_of(actor, pieces)) for key, pieces in parts]
     return [part for part in sized if part.num_bytes]
-
-
-class _RunningDigest:
-    """CopyFile.digest() of a copy that is being made, piece by piece, while caches have them."""
-
-    def __init__(self, file: CopyFile, generation: int):
-        self._bytes = file.used_bytes_of(generation)
-        self._start = self._bytes.ctypes.data
-        self._done = 0
-        self._digest = xxhash.xxh3_64()
-
-    def add(self, piece: np.ndarray) -> None:
-        """Add everything up to the end of the next piece."""
-        self._add_to(piece.ctypes.data - self._start + piece.nbytes)
-
-    def end(self) -> int:
-        self._add_to(len(self._bytes))
-        return self._digest.intdigest()
-
-    def _add_to(self, end: int) -> None:
-        if end > self._done:
-            self._digest.update(self._bytes[self._done : end].data)
-            self._done = end
 
 
 class _Allocator:

@@ -11,7 +11,7 @@
 A copied run directory names a folder of another run, and one that was removed names none: neither
 is resumed from what isn't its own. A copy counts if its two marks say the same step: a rank that is
 killed while it copies leaves different ones. A step counts if every part has a copy of it, on
-whatever node. What was changed since has another digest, and is refused when it is read.
+whatever node. What was changed since has another digest, and isn't used (copied_step.py).
 """
 
 import json

@@ -23,7 +23,7 @@ from mpitrain.weights.matching import FURTHER
 Held = tuple[str, ParameterShard, torch.Tensor]
 Parts = Mapping[str, Sequence[tuple[np.ndarray, save.Extent]]]  # of each array, by name
 PARAMETERS = "parameters"
-PIECE_BYTES = 1 << 19
+PIECE_BYTES = 1 << 18
 AT_ONCE = 1 << 20  # elements that are looked at together: a thread that looks needs little memory
 
 
@@ -40,6 +40,7 @@ class Snapshot:
 
     copied: into host memory of this object's own, which every snapshot uses again; else it is good
     until the next update. sizes: bytes of each tensor.  num_bytes, own_bytes: of all of them.
+    targets: memory of the copies piece by piece, in the order in which it is filled.
     allocate: gives that memory, of a number of elements of a dtype; default: pinned for a GPU.
     pieces: of which; default: what this rank counts.
     """
@@ -61,29 +62,29 @@ class Snapshot:
         self._copies = (
             [(what, piece, allocate(len(x), x.dtype).zero_()) for what, piece, x in live] if copied else []
         )
+        self.targets = list(_pieces([copy for _, _, copy in self._copies]))
         self.sizes = [x.nbytes for _, _, x in live]
         self.num_bytes = self.own_bytes = sum(self.sizes)
 
-    def take(self, each: Callable[[np.ndarray], object] | None = None) -> None:
+    def take(self, each: Callable[[], object] | None = None) -> None:
         """Have everything as it is now. The only moment for which training stops.
 
-        each: called with the bytes of each copied piece in its order; on a CPU while caches have them.
+        each: called when the next of `targets` is filled; on a CPU while caches have it.
         """
         if not self.copied:
             return
-        copies = [copy for _, _, copy in self._copies]
         live = [x for _, _, x in self._live()]
         if each and isinstance(self._compute, AtOnce):
-            for target, source in zip(_pieces(copies), _pieces(live), strict=True):
-                np.copyto(target, source)
-                each(target)
+            for target, source in zip(self.targets, _pieces(live), strict=True):
+                target[:] = source
+                each()
             return
-        for copy, x in zip(copies, live, strict=True):
+        for (_, _, copy), x in zip(self._copies, live, strict=True):
             self._compute.copy(copy, x)
         self._compute.record().synchronize()
         if each:
-            for piece in _pieces(copies):
-                each(piece)
+            for _ in self.targets:
+                each()
 
     @cached_property
     def _copy_parts(self) -> Parts:
@@ -99,10 +100,10 @@ class Snapshot:
         return list(_tensors(self._actor, self._pieces))
 
 
-def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[np.ndarray]:
-    """Yield the bytes of some flat tensors of the host, in pieces that fit into a core's cache."""
+def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
+    """Yield the memory of some flat tensors of the host, in pieces that fit into a core's cache."""
     for x in tensors:
-        content = x.view(torch.uint8).numpy()
+        content = x.view(torch.uint8).numpy().data
         for begin in range(0, len(content), PIECE_BYTES):
             yield content[begin : begin + PIECE_BYTES]
 
