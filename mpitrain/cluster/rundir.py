@@ -205,7 +205,7 @@ class RunDir:
         Raises ConfigError if that run computes something else, CheckpointError for a config.toml of
         no run.
         """
-        begun = any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+        begun = _is_begun(self.path)
         if not self.config.exists():
             if begun:
                 raise CheckpointError(
@@ -357,6 +357,19 @@ class RunDir:
             f"{shown(self.metrics)}: line {survey.damaged} can't be read; the file is kept as "
             "metrics.jsonl.damaged" * bool(survey.damaged)
         )
+
+
+def _is_begun(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("metrics.jsonl", "checkpoints"))
+
+
+def run_that_has(path: Path) -> Path | None:
+    """Return the directory of the run that keeps a file of this name, None if none does. Raises OSError."""
+    where = Path(os.path.realpath(path.parent), path.name)
+    for folder in where.parents:
+        if where.relative_to(folder).parts[0] in ENTRIES and _is_begun(folder):
+            return folder
+    return None
 
 
 def _edited_tables(origins: Origins, path: Path) -> set[str]:

@@ -4,12 +4,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpitrain.cluster.rundir import run_that_has
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import MATPLOTLIBRC, load_matplotlib, replacing, shown
 
 
 def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
-    """Raise ConfigError for the name of a file that can't be written, or isn't of one of these kinds."""
+    """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run."""
     path = Path(out)
     name = shown(out)
     if kinds and path.suffix not in kinds:
@@ -29,8 +30,17 @@ def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
             raise ConfigError(
                 f"{option} {name}: you may not write to {shown(path.parent)}; needed a folder of yours"
             )
+        refuse_file_of_a_run(option, path)
     except OSError as error:  # too long a name
         raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None
+
+
+def refuse_file_of_a_run(option: str, path: Path) -> None:
+    """Raise ConfigError for a file that a run keeps in its directory. Raises OSError."""
+    if (run := run_that_has(path)) is not None:
+        raise ConfigError(
+            f"{option} {shown(path)}: it belongs to the run in {shown(run)}; give a file of another name"
+        )
 
 
 def require_plotting(out: str, option: str = "--out") -> None:

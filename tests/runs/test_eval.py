@@ -285,3 +285,12 @@ def test_nothing_to_evaluate_and_keys_of_training_are_refused(evaluated):
     assert "optimizer.lr" in said
     said = command("eval", evaluated.run, "--data", evaluated.files[0], "--step", 3, code=2)
     assert "of step 3, found: " in said
+
+
+def test_a_result_is_not_written_over_what_belongs_to_a_run(evaluated):
+    before = (evaluated.run / "config.toml").read_bytes()
+    for name in ("config.toml", "checkpoints/result.json"):
+        out = evaluated.run / name
+        said = command("eval", evaluated.run, "--data", evaluated.files[0], "--out", out, code=2)
+        assert f"it belongs to the run in {evaluated.run}; give a file of another name" in said
+    assert (evaluated.run / "config.toml").read_bytes() == before

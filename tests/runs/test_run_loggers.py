@@ -204,6 +204,46 @@ def test_a_reader_sees_each_number_of_a_run_killed_twice_once(killed_twice):
         assert str(config["run.steps"]) == str(STEPS) and "optimizer.lr" in config, name
 
 
+@pytest.mark.skipif("mlflow" not in INSTALLED, reason="pip install 'mpitrain[mlflow]'")
+def test_mlflow_resumes_its_run_after_a_stop_with_a_checkpoint(folder):
+    from mlflow.tracking import MlflowClient
+
+    run_dir = folder / "stopped"
+    place = run_dir / "loggers/mlflow/place"
+    endless = SETTINGS | dict(run_steps=100_000, run_save_every=0, run_eval_every=0)
+    ids, before = [], b""
+    for _ in range(2):
+        given = tiny(run_dir, folder / "text.txt", **endless, run_loggers=listed("mlflow"))
+        with started(2, MPITRAIN, "run", *given) as job:
+            while job.process.poll() is None and not (place.exists() and place.read_bytes() != before):
+                time.sleep(0.1)
+            job.signal(job.ranks()[0], signal.SIGUSR1)
+            done = job.wait(120)
+        assert done.returncode == 75 and 'logger "' not in done.output, tail(done.output)
+        rows, _ = mlflow_rows(run_dir / "loggers/mlflow")
+        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+        assert sorted(rows) == [json.loads(line)["step"] for line in lines]
+        before = place.read_bytes()
+        (run,) = MlflowClient(f"sqlite:///{place.with_name('mlflow.db')}").search_runs(["1"])
+        ids.append(run.info.run_id)
+    assert ids[0] == ids[1]
+
+
+@pytest.mark.skipif("mlflow" not in INSTALLED, reason="pip install 'mpitrain[mlflow]'")
+def test_mlflow_logs_a_run_anew_after_a_rollback_in_the_same_process(tmp_path):
+    from mpitrain.report.loggers.catalog import LoggedRun
+    from mpitrain.report.loggers.mlflow_run import MlflowLogger
+
+    run = LoggedRun("run", tmp_path, {"run.steps": 2})
+    for last in (2, 1):
+        logger = MlflowLogger(run)
+        for step in range(last + 1):
+            logger.log(step, {"train/loss": step / last}, 1e9 + step)
+        logger.end()
+    assert mlflow_rows(tmp_path) == ({0: {"train/loss": 0.0}, 1: {"train/loss": 1.0}}, {"run.steps": "2"})
+    assert MlflowLogger.resumes(run) and not MlflowLogger.resumes(run._replace(config={"run.steps": 3}))
+
+
 def calls_of(run_dir):
     """Return the operations of each axis, by step."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

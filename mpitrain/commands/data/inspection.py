@@ -10,6 +10,7 @@ import numpy as np
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.commands.data.provenance import MOST_TEXT
+from mpitrain.commands.output_file import refuse_file_of_a_run
 from mpitrain.data.copies import copies_of
 from mpitrain.data.statistics import CorpusStatistics, statistics_of
 from mpitrain.data.token_export import write_tokens
@@ -141,6 +142,7 @@ def _counted(count: int, first: int) -> str:
 def convert(path: str, target: str) -> str:
     """Write prepared tokens in the format of a file's suffix; return what was written."""
     try:
+        refuse_file_of_a_run("--to", Path(target))
         files: Any = write_tokens(folder_of_tokens(path), Path(target))
     except OSError as error:
         raise DataError(f"--to {shown(target)} cannot be written: {error.strerror}") from error

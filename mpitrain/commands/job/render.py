@@ -17,6 +17,7 @@ from pathlib import Path
 from mpitrain import config as settings
 from mpitrain.commands.inspect import MOST_RANKS, judged_job
 from mpitrain.commands.job.schedulers import SCHEDULERS, Scheduler
+from mpitrain.commands.output_file import refuse_file_of_a_run
 from mpitrain.commands.requests import JobRequest
 from mpitrain.errors import ConfigError, MpitrainError, counted
 from mpitrain.inputs import as_argument, is_one_line, is_there, read_file, replacing, require_file, shown
@@ -234,6 +235,7 @@ def _write(path: Path, script: str, force: bool) -> None:
                 f"{shown(path)} is there, and was edited, or written for another configuration or by "
                 "something else; choose another name with --out, or replace it with --force"
             )
+        refuse_file_of_a_run("--out", path)
         require_file(path, MOST_BYTES)
         with replacing(path) as file:
             file.write(content)

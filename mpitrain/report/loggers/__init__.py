@@ -2,7 +2,8 @@
 
 Each is a process of its own, which follows metrics.jsonl: the run never waits for it, imports
 nothing of it and survives it. The whole of metrics.jsonl is logged again at each start, so that
-what restarts and rollbacks repeat stands once.
+what restarts and rollbacks repeat stands once; one that resumes gets the new lines alone, where no
+step is repeated.
 
 logger_children      rank 0's side: starts them, reports one that fails, ends them
 logger_process       the child: follows metrics.jsonl and gives its lines to a logger

@@ -22,11 +22,12 @@ import msgspec
 from mpitrain.cluster.rundir import MOST_LINE_BYTES, RunDir, read_config, step_in
 from mpitrain.config import flatten
 from mpitrain.errors import FAILED, InputError
-from mpitrain.inputs import kind_of, open_regular, shown
+from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
 from mpitrain.report.loggers.catalog import LoggedRun, Logger, load_logger
 from mpitrain.report.loggers.value_names import values_of
 
 EVERY_S = 1.0
+FLUSHED_LINES = 1000  # at most, of many that are there: a logger may be killed over them
 NICENESS = 19  # a core that the ranks leave, and 1.5 % of one that they need
 MOST_WORDS = 2000  # characters of a last word
 
@@ -44,12 +45,16 @@ class LoggerTask(msgspec.Struct):
 
 
 class FollowedFile:
-    """metrics.jsonl while it is written: its new lines, and whether it was cut."""
+    """metrics.jsonl while it is written: its new lines, and whether it was cut.
 
-    def __init__(self, path: Path):
+    offset, last: how far it was read before, and the line that ends there.
+    """
+
+    def __init__(self, path: Path, offset: int = 0, last: bytes = b""):
         self._path = path
-        self._offset = 0
-        self._last = b""  # the line that ends at the offset
+        self._offset = offset
+        self._last = last
+        self._kept = offset  # of keep_place()
 
     def is_cut(self) -> bool:
         """Return whether lines that were read are gone, as after a rollback."""
@@ -59,6 +64,23 @@ class FollowedFile:
                 return file.read(len(self._last)) != self._last
         except FileNotFoundError:
             return bool(self._offset)
+
+    def keep_place(self, file: Path) -> None:
+        """Write how far it was read, if that is further than before."""
+        if self._offset == self._kept:
+            return
+        self._kept = self._offset
+        with replacing(file) as out:
+            out.write(b"%d\n%b" % (self._offset, self._last))
+
+    @classmethod
+    def from_place(cls, path: Path, file: Path) -> "FollowedFile | None":
+        """Return it from where it was read before, None where that is unknown or was cut."""
+        with suppress(OSError, ValueError):
+            offset, last = read_regular(file, MOST_LINE_BYTES + 32).split(b"\n", 1)
+            followed = cls(path, int(offset), last)
+            return None if int(offset) < len(last) or followed.is_cut() else followed
+        return None
 
     def new_lines(self) -> Iterator[bytes]:
         """Yield the lines that are whole and were not read yet."""
@@ -74,24 +96,39 @@ class FollowedFile:
                 yield line
 
 
-def follow(metrics: Path, begin: Callable[[], Logger], over: threading.Event) -> None:
-    """Give all lines to a logger until `over`; begin another one when the file was cut."""
-    logger = begin()
-    followed = FollowedFile(metrics)
+def follow(
+    metrics: Path, begin: Callable[[bool], Logger], over: threading.Event, place: Path | None = None
+) -> None:
+    """Give all lines to a logger until `over`; begin another one when the file was cut.
+
+    begin: takes whether lines of an earlier start aren't given again.
+    place: file of a logger that resumes: how far it has come; None: it gets all lines.
+    """
+    resumed = FollowedFile.from_place(metrics, place) if place else None
+    followed = resumed or FollowedFile(metrics)
+    logger = begin(resumed is not None)
     ends = False
+
+    def flush() -> None:
+        logger.flush()
+        if place:
+            followed.keep_place(place)
+
     while not ends:
         ends = over.is_set()  # before reading: what was written until then is read
         if followed.is_cut():
             logger.end()
             if ends:  # another start of the run cuts it, whose logger takes over
                 return
-            logger = begin()
+            logger = begin(False)
             followed = FollowedFile(metrics)
-        for line in followed.new_lines():
+        for count, line in enumerate(followed.new_lines(), start=1):
             if (step := step_in(line)) is not None:
                 numbers = json.loads(line)
                 logger.log(step, values_of(numbers), numbers.get("time") or time.time())
-        logger.flush()
+            if count % FLUSHED_LINES == 0:
+                flush()
+        flush()
         over.wait(0 if ends else EVERY_S)
     logger.end()
 
@@ -124,7 +161,18 @@ def _run(task: LoggerTask, over: threading.Event) -> None:
     config = flatten(read_config(rundir.config, task.plugins))
     run = LoggedRun(rundir.path.resolve().name, folder, config)
     logger_class = load_logger(task.name)
-    follow(rundir.metrics, lambda: logger_class(run), over)
+    place = folder / "place"
+
+    def begin(resumed: bool) -> Logger:
+        return logger_class(run._replace(resumed=resumed))
+
+    resumes = getattr(logger_class, "resumes", None)
+    if resumes is None:
+        follow(rundir.metrics, begin, over)
+        return
+    if FollowedFile.from_place(rundir.metrics, place) is None or not resumes(run):
+        place.unlink(missing_ok=True)
+    follow(rundir.metrics, begin, over, place)
 
 
 def main() -> None:

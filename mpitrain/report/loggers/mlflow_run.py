@@ -2,34 +2,53 @@
 
 import os
 from collections.abc import Mapping
+from typing import ClassVar
 
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
-from mlflow.entities import Metric, Param
+from mlflow.entities import Metric, Param, Run
 from mlflow.tracking import MlflowClient
 
 from mpitrain.report.loggers.catalog import LoggedRun
 
+FILE = "mlflow.db"
+EXPERIMENT = "mpitrain"
 MOST_METRICS = 1000  # of a call
 MOST_PARAMS = 100
 MOST_CHARACTERS = 500  # of a parameter, in all versions
 
 
 class MlflowLogger:
-    """The file of an earlier start, whose steps this one has too, is replaced."""
+    """The run of an earlier start is resumed; it is replaced where steps are repeated, or keys are others."""
+
+    # MLflow keeps a file open that it has opened once: then its runs are deleted, not the file
+    _opened: ClassVar[bool] = False
 
     def __init__(self, run: LoggedRun):
-        path = run.folder / "mlflow.db"
-        for old in run.folder.glob("mlflow.db*"):
-            old.unlink()
-        self._client = MlflowClient(f"sqlite:///{path.absolute()}")
-        artifacts = (run.folder / "artifacts").absolute().as_uri()
-        experiment = self._client.create_experiment("mpitrain", artifact_location=artifacts)
-        self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
         self._metrics: list[Metric] = []
-        params = [Param(key, str(value)[:MOST_CHARACTERS]) for key, value in run.config.items()]
+        if not run.resumed and not self._opened:
+            for old in run.folder.glob(f"{FILE}*"):
+                old.unlink()
+        self._client = _opened_client(run)
+        runs = _runs(self._client)
+        if run.resumed:
+            self._id = runs[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        for old in runs:
+            self._client.delete_run(old.info.run_id)
+        self._id = self._client.create_run(_experiment(self._client, run), run_name=run.name).info.run_id
+        params = [Param(key, value) for key, value in _params(run).items()]
         for first in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + MOST_PARAMS])
+
+    @classmethod
+    def resumes(cls, run: LoggedRun) -> bool:
+        """Return whether an earlier start has left a run with these keys: they can't be changed."""
+        if not (run.folder / FILE).exists():
+            return False
+        runs = _runs(_opened_client(run))
+        return bool(runs) and runs[0].data.params == _params(run)
 
     def log(self, step: int, values: Mapping[str, float], time: float) -> None:
         """Keep the numbers of a step until there are enough for a call."""
@@ -47,3 +66,24 @@ class MlflowLogger:
         """Mark the run as over."""
         self.flush()
         self._client.set_terminated(self._id)
+
+
+def _opened_client(run: LoggedRun) -> MlflowClient:
+    MlflowLogger._opened = True
+    return MlflowClient(f"sqlite:///{(run.folder / FILE).absolute()}")
+
+
+def _experiment(client: MlflowClient, run: LoggedRun) -> str:
+    known = client.get_experiment_by_name(EXPERIMENT)
+    artifacts = (run.folder / "artifacts").absolute().as_uri()
+    return known.experiment_id if known else client.create_experiment(EXPERIMENT, artifacts)
+
+
+def _runs(client: MlflowClient) -> list[Run]:
+    """Return the runs of the file that aren't deleted, the newest first."""
+    known = client.get_experiment_by_name(EXPERIMENT)
+    return list(client.search_runs([known.experiment_id])) if known else []
+
+
+def _params(run: LoggedRun) -> dict[str, str]:
+    return {key: str(value)[:MOST_CHARACTERS] for key, value in run.config.items()}

@@ -316,6 +316,22 @@ def test_a_folder_that_one_may_not_write_to_is_refused_first(tmp_path, monkeypat
         run("1f1b", *SIZE, "--out", tmp_path / "drawn.txt")
 
 
+@pytest.mark.parametrize("name", ["run.svg", "logs/drawn.txt", "data/new/drawn.txt"])
+def test_a_file_that_belongs_to_a_run_is_refused(tmp_path, name):
+    (tmp_path / "checkpoints").mkdir()
+    drawn = tmp_path / name
+    drawn.parent.mkdir(parents=True, exist_ok=True)
+    with pytest.raises(InputError, match=r"--out \S+: it belongs to the run in \S+; give a file of another"):
+        run("1f1b", *SIZE, "--out", drawn)
+    assert not drawn.exists()
+
+
+def test_a_file_beside_those_of_a_run_is_written(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text("")
+    run("1f1b", *SIZE, "--out", tmp_path / "drawn.txt")
+    assert (tmp_path / "drawn.txt").exists()
+
+
 def test_chunks_may_be_the_schedules_own_number():
     assert as_json("zbv", "--stages", 2, "--microbatches", 4, "--chunks", 2) == as_json(
         "zbv", "--stages", 2, "--microbatches", 4

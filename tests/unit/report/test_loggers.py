@@ -75,12 +75,18 @@ def metrics(tmp_path):
     return path
 
 
-def followed(path, *changes):
+def followed(path, *changes, place=None):
     """Return what a logger is heard while the file changes, a change after each flush."""
     heard, over = [], threading.Event()
     over.wait = lambda seconds: None
     steps = [over.set, *reversed(changes)]
-    follow(path, lambda: Noting(heard, steps), over)
+
+    def begin(resumed):
+        logger = Noting(heard, steps)
+        heard[-1] = "resume" if resumed else "begin"
+        return logger
+
+    follow(path, begin, over, place)
     return heard
 
 
@@ -102,6 +108,25 @@ def test_after_a_rollback_another_logger_gets_all_lines(metrics):
     assert heard == ["begin", 1, 2, 3, 4, "end", "begin", 1, "end"]
     heard = followed(metrics, metrics.unlink)
     assert heard == ["begin", 1, "end", "begin", "end"]
+
+
+def test_one_that_resumes_gets_what_came_after_and_all_after_a_cut(metrics, tmp_path):
+    place = tmp_path / "place"
+    assert followed(metrics, place=place) == ["begin", 1, 2, 3, "end"]
+    assert followed(metrics, place=place) == ["resume", "end"]
+    metrics.open("a").write(line(4))
+    assert followed(metrics, place=place) == ["resume", 4, "end"]
+    longer = line(1) + line(2) + line(3, lr=0.5) + line(4, lr=0.5)
+    assert followed(metrics, lambda: metrics.write_text(longer), place=place)[:3] == [
+        "resume",
+        "end",
+        "begin",
+    ]
+    metrics.write_text(line(1) + line(2))  # a restart from the step before
+    assert followed(metrics, place=place) == ["begin", 1, 2, "end"]
+    for content in (b"", b"x", b"-3\n", b"7\nlonger than seven bytes\n"):
+        place.write_bytes(content)
+        assert followed(metrics, place=place) == ["begin", 1, 2, "end"]
 
 
 def test_lines_that_are_appended_are_no_cut(metrics):
