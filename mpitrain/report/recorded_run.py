@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ MOST_AXES = 16  # of an instruction
 MOST_SUMMARY_BYTES = 1 << 24
 MOST_BOXES = 50_000
 MOST_ROWS = 200  # of a table
+Kind = TypeVar("Kind", bound=msgspec.Struct)
 EMPTY = StepSeries({}, 0, 0, {}, {}, 0, None)
 
 
@@ -152,7 +153,7 @@ class RunReader:
             _lines(rundir.ends, RunEnd, notes),
             _lines(rundir.evaluations, dict[str, Any], notes),
             self._read_trace(notes),
-            _summary(rundir.summary, notes),
+            _decoded(rundir.summary, MOST_SUMMARY_BYTES, RunSummary(), notes),
             notes,
         )
 
@@ -226,25 +227,20 @@ def _lines(path: Path, kind: type, notes: list[str]) -> list:
     return read
 
 
-def _summary(path: Path, notes: list[str]) -> RunSummary:
+def _decoded(path: Path, most_bytes: int, absent: Kind, notes: list[str]) -> Kind:
+    """Return what a file of JSON holds; `absent`, of the same type, where it isn't there or can't be read."""
     try:
-        return msgspec.json.decode(read_regular(path, MOST_SUMMARY_BYTES), type=RunSummary)
+        return msgspec.json.decode(read_regular(path, most_bytes), type=type(absent))
     except FileNotFoundError:
-        return RunSummary()
+        return absent
     except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} can't be read: {shown(error)}")
-        return RunSummary()
+        return absent
 
 
 def _trace(path: Path, notes: list[str]) -> list[Instruction]:
     """Return the instructions of the last step that was traced."""
-    try:
-        trace = msgspec.json.decode(read_regular(path, MOST_TRACE_BYTES), type=Trace)
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{path.name} can't be read: {shown(error)}")
-        return []
+    trace = _decoded(path, MOST_TRACE_BYTES, Trace([]), notes)
     events = [
         event for event in trace.traceEvents if event.ph == "X" and max(abs(event.ts), abs(event.dur)) < 1e15
     ]

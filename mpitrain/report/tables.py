@@ -1,10 +1,10 @@
 """Tables of a page, as HTML by the key of their section. All texts of a run are quoted."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, counted
 from mpitrain.report.curves import COLOURS, label_of
 from mpitrain.report.recorded_run import RecordedRun, RunEnd
 from mpitrain.report.run_ends import by_class, reliability
-from mpitrain.report.series import AxisCost
 
 # of ends.jsonl
 CLASSES = {DONE: "done", FAILED: "failed", 2: "bad input", STOPPED_EARLY: "stopped early, with a checkpoint"}
@@ -23,21 +22,33 @@ MOST_WAITS = 8
 MOST_SAMPLES = 20
 
 
+class RunTable(NamedTuple):
+    """A table of all runs, whose first column names the run.
+
+    section: of the page. head: names of the other columns. rows: of one run. title: above the table.
+    """
+
+    section: str
+    head: tuple[str, ...]
+    rows: Callable[[RecordedRun], Iterable[Sequence[object]]]
+    title: str = ""
+
+
 def tables(runs: Sequence[RecordedRun]) -> dict[str, str]:
     """Return the tables that have rows."""
-    content = {
-        "runs": _runs(runs),
-        "step": _steps(runs) + _idle(runs),
-        "memory": _memory(runs),
-        "communication": _communication(runs) + _communication_of_ranks(runs),
-        "stragglers": _stragglers(runs),
-        "ends": _reliability(runs) + _classes(runs) + _ends(runs),
-        "layout": "".join(_layout(number, run) for number, run in enumerate(runs)),
-        "evaluation": _evaluations(runs),
-        "samples": _samples(runs),
-        "configuration": _configuration(runs),
-    }
-    return {key: table for key, table in content.items() if table}
+    content: dict[str, str] = {}
+    for section, *of_table in TABLES:
+        content[section] = content.get(section, "") + _of_runs(runs, *of_table)
+    content["runs"] += _notes(runs)
+    content["layout"] = "".join(_layout(number, run) for number, run in enumerate(runs))
+    content["configuration"] = _configuration(runs)
+    return {section: made for section, made in content.items() if made}
+
+
+def _of_runs(runs: Sequence[RecordedRun], head: tuple[str, ...], rows_of: Callable, title: str) -> str:
+    rows = [(label_of(number), *row) for number, run in enumerate(runs) for row in rows_of(run)]
+    shown = table(("", *head), rows)
+    return f"<h3>{title}</h3>{shown}" if title and shown else shown
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -69,50 +80,26 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) and abs(value) < 10**15 else f"{value:,.5g}"
 
 
-def _runs(runs: Sequence[RecordedRun]) -> str:
-    head = (
-        "", "run", "steps", "tokens", "loss", "validation", "median tokens/s", "median MFU %", "median HFU %",
-        "spikes", "skipped",
-    )  # fmt: skip
-    notes = "".join(
-        f"<p>{escape(label_of(n))}: {_text(note)}</p>" for n, run in enumerate(runs) for note in run.notes
-    )
-    return table(head, (_run(number, run) for number, run in enumerate(runs))) + notes
+def _notes(runs: Sequence[RecordedRun]) -> str:
+    notes = [(label_of(number), note) for number, run in enumerate(runs) for note in run.notes]
+    return "".join(f"<p>{escape(label)}: {_text(note)}</p>" for label, note in notes)
 
 
-def _run(number: int, run: RecordedRun) -> tuple[object, ...]:
+def _run(run: RecordedRun) -> Iterator[Sequence[object]]:
     last, median = run.steps.last, run.steps.median
     counts = [int(x) if math.isfinite(x) else x for x in map(last, ("step", "tokens", "skipped"))]
-    return (
-        label_of(number), run.path, *counts[:2], last("loss"), last("val_loss"), median("tokens_per_s"),
-        100 * median("mfu"), 100 * median("hfu"), run.steps.num_spikes, counts[2],
-    )  # fmt: skip
+    rates = median("tokens_per_s"), 100 * median("mfu"), 100 * median("hfu")
+    yield run.path, *counts[:2], last("loss"), last("val_loss"), *rates, run.steps.num_spikes, counts[2]
 
 
-def _steps(runs: Sequence[RecordedRun]) -> str:
-    """Return a step by its parts, predicted beside measured."""
-    rows = []
-    for number, run in enumerate(runs):
-        known = run.summary
-        parts = list(dict.fromkeys([*known.measured_s, *known.predicted_s]))
-        rows += [
-            (label_of(number), part, _ms(known.predicted_s.get(part)), _ms(known.measured_s.get(part)))
-            for part in parts
-        ]
-        if parts:
-            sums = [_ms(sum(part.values())) for part in (known.predicted_s, known.measured_s)]
-            rows.append((label_of(number), "a step", *sums))
-            rows.append((label_of(number), "its FLOPs at peak rate", *[_ms(_at_the_peak(run))] * 2))
-    return table(("", "part", "predicted, ms", "measured, ms"), rows)
-
-
-def _idle(runs: Sequence[RecordedRun]) -> str:
-    rows = [
-        (label_of(number), f"waits for {reason}", 1e3 * seconds / max(1, run.steps.num_sampled))
-        for number, run in enumerate(runs)
-        for reason, seconds in run.steps.idle.items()
-    ]
-    return table(("", "idle time of rank 0, mean of the last steps", "ms"), rows)
+def _parts(run: RecordedRun) -> Iterator[Sequence[object]]:
+    """Yield a step's parts, predicted beside measured."""
+    predicted, measured = run.summary.predicted_s, run.summary.measured_s
+    for part in dict.fromkeys([*measured, *predicted]):
+        yield part, _ms(predicted.get(part)), _ms(measured.get(part))
+    if measured or predicted:
+        yield "a step", *(_ms(sum(parts.values())) for parts in (predicted, measured))
+        yield "its FLOPs at peak rate", *[_ms(_at_the_peak(run))] * 2
 
 
 def _at_the_peak(run: RecordedRun) -> float | None:
@@ -127,98 +114,59 @@ def _ms(seconds: float | None) -> float:
     return math.nan if seconds is None else 1e3 * seconds
 
 
-def _memory(runs: Sequence[RecordedRun]) -> str:
-    rows = [
-        (label_of(number), part.part, part.predicted / 1e6, (part.measured or math.nan) / 1e6)
-        for number, run in enumerate(runs)
-        for part in run.summary.memory
-    ]
-    return table(("", "part", "predicted, MB", "measured, MB"), rows)
+def _idle(run: RecordedRun) -> Iterator[Sequence[object]]:
+    for reason, seconds in run.steps.idle.items():
+        yield f"waits for {reason}", 1e3 * seconds / max(1, run.steps.num_sampled)
 
 
-def _communication(runs: Sequence[RecordedRun]) -> str:
-    def row(number: int, name: str, cost: AxisCost, count: int) -> tuple[object, ...]:
-        return (
-            label_of(number), name, cost.bytes / 1e6 / count, 1e3 * cost.blocked_s / count,
-            1e3 * cost.overlapped_s / count,
-        )  # fmt: skip
-
-    rows = [
-        row(number, name, cost, run.steps.num_sampled)
-        for number, run in enumerate(runs)
-        for name, cost in run.steps.comm.items()
-    ]
-    shown = table(("", "axis", "MB", "blocked, ms", "hidden, ms"), rows)
-    return f"<h3>Rank 0, a step of the last ones</h3>{shown}" if shown else ""
+def _memory(run: RecordedRun) -> Iterator[Sequence[object]]:
+    for part in run.summary.memory:
+        yield part.part, part.predicted / 1e6, (part.measured or math.nan) / 1e6
 
 
-def _communication_of_ranks(runs: Sequence[RecordedRun]) -> str:
-    rows = [
-        (
-            label_of(number), name, cost.bytes / 1e6, 1e3 * cost.blocked_s, 1e3 * cost.worst_s,
-            cost.worst_rank, 1e3 * cost.overlapped_s,
-        )
-        for number, run in enumerate(runs)
-        for name, cost in run.summary.comm.items()
-    ]  # fmt: skip
-    head = ("", "axis", "MB", "blocked, ms", "longest, ms", "of rank", "hidden, ms")
-    shown = table(head, rows)
-    return f"<h3>All ranks, a step in the mean of the last start</h3>{shown}" if shown else ""
+def _communication(run: RecordedRun) -> Iterator[Sequence[object]]:
+    count = run.steps.num_sampled
+    for name, cost in run.steps.comm.items():
+        yield name, cost.bytes / 1e6 / count, 1e3 * cost.blocked_s / count, 1e3 * cost.overlapped_s / count
 
 
-def _stragglers(runs: Sequence[RecordedRun]) -> str:
-    rows: list[tuple[object, ...]] = []
-    for number, run in enumerate(runs):
-        waits = sorted(run.steps.waits.items(), key=lambda wait: -wait[1])[:MOST_WAITS]
-        count = max(1, run.steps.num_sampled)
-        rows += [(label_of(number), f"rank 0 waits for rank {who}", 1e3 * s / count) for who, s in waits if s]
-        slow = list(run.summary.slow.items())[:MOST_WAITS]
-        rows += [(label_of(number), f"reported slow: {who}", counted(count, "times")) for who, count in slow]
-    return table(("", "who", "ms a step"), rows)
+def _communication_of_ranks(run: RecordedRun) -> Iterator[Sequence[object]]:
+    for name, cost in run.summary.comm.items():
+        waits = 1e3 * cost.blocked_s, 1e3 * cost.worst_s, cost.worst_rank, 1e3 * cost.overlapped_s
+        yield name, cost.bytes / 1e6, *waits
 
 
-def _reliability(runs: Sequence[RecordedRun]) -> str:
-    rows = []
-    for number, run in enumerate(runs):
-        known = reliability(run.ends, run.steps.columns.get("step_s"), run.steps.last("time"))
-        if known is not None:
-            rows.append(
-                (
-                    label_of(number), len(run.ends), known.num_failures, known.hours_between_failures,
-                    known.steps_lost, 100 * known.share_trained,
-                )
-            )  # fmt: skip
-    head = ("", "ends", "failures", "mean hours between failures", "steps lost", "goodput, %")
-    return table(head, rows)
+def _stragglers(run: RecordedRun) -> Iterator[Sequence[object]]:
+    waits = sorted(run.steps.waits.items(), key=lambda wait: -wait[1])[:MOST_WAITS]
+    for who, seconds in waits:
+        if seconds:
+            yield f"rank 0 waits for rank {who}", 1e3 * seconds / max(1, run.steps.num_sampled)
+    for who, count in islice(run.summary.slow.items(), MOST_WAITS):
+        yield f"reported slow: {who}", counted(count, "times")
 
 
-def _classes(runs: Sequence[RecordedRun]) -> str:
-    """Return the ends by class: how often, how far apart in hours of running, what they cost."""
-    rows = [
-        (label_of(number), name, of_class.count, of_class.hours_between, of_class.steps_lost)
-        for number, run in enumerate(runs)
-        for name, of_class in by_class(run.ends, _class_of).items()
-    ]
-    return table(("", "ends by class", "count", "mean hours between", "steps lost"), rows)
+def _reliability(run: RecordedRun) -> Iterator[Sequence[object]]:
+    known = reliability(run.ends, run.steps.columns.get("step_s"), run.steps.last("time"))
+    if known is not None:
+        between = known.num_failures, known.hours_between_failures
+        yield len(run.ends), *between, known.steps_lost, 100 * known.share_trained
 
 
-def _ends(runs: Sequence[RecordedRun]) -> str:
-    rows = [
-        (label_of(number), end.time, _class_of(end), end.step, _lost(end), end.job)
-        for number, run in enumerate(runs)
-        for end in run.ends
-    ]
-    return table(("", "time", "end", "saved step", "steps lost", "job"), rows)
+def _classes(run: RecordedRun) -> Iterator[Sequence[object]]:
+    """Yield the ends by class: how often, how far apart in hours of running, what they cost."""
+    for name, of_class in by_class(run.ends, _class_of).items():
+        yield name, *of_class
+
+
+def _ends(run: RecordedRun) -> Iterator[Sequence[object]]:
+    for end in run.ends:
+        yield end.time, _class_of(end), end.step, "" if end.lost is None else end.lost, end.job
 
 
 def _class_of(end: RunEnd) -> str:
     signal = end.code - 128 if end.code > 128 else end.code  # MPICH's mpiexec: the number itself
     known = f"killed by signal {signal}" if FEWEST_CODES < signal < 32 else f"exit code {end.code}"
     return CLASSES.get(end.code, known)
-
-
-def _lost(end: RunEnd) -> object:
-    return "" if end.lost is None else end.lost
 
 
 def _layout(number: int, run: RecordedRun) -> str:
@@ -249,26 +197,17 @@ def _coordinates(rank: int, sizes: Sequence[int]) -> list[int]:
     return places
 
 
-def _evaluations(runs: Sequence[RecordedRun]) -> str:
-    rows = [
-        (label_of(number), result.get("step", ""), name, _numbers(numbers))
-        for number, run in enumerate(runs)
-        for result in run.evaluations
-        for kind in ("data", "tasks")
-        for name, numbers in _objects(result.get(kind))
-    ]
-    return table(("", "step", "file", "numbers"), rows)
+def _evaluations(run: RecordedRun) -> Iterator[Sequence[object]]:
+    for result in run.evaluations:
+        for kind in ("data", "tasks"):
+            for name, numbers in _objects(result.get(kind)):
+                yield result.get("step", ""), name, _numbers(numbers)
 
 
-def _samples(runs: Sequence[RecordedRun]) -> str:
-    """Return the model's answers to tasks, of the newest validation and then of evaluations."""
-    rows = [
-        (label_of(number), step, name, sample.get("prompt", ""), *_answer(sample))
-        for number, run in enumerate(runs)
-        for step, name, sample in islice(_sampled(run), MOST_SAMPLES)
-    ]
-    head = ("", "step", "task", "question", "answer", "right answer", "log-likelihoods")
-    return table(head, rows)
+def _samples(run: RecordedRun) -> Iterator[Sequence[object]]:
+    """Yield the model's answers to tasks, of the newest validation and then of evaluations."""
+    for step, name, sample in islice(_sampled(run), MOST_SAMPLES):
+        yield step, name, sample.get("prompt", ""), *_answer(sample)
 
 
 def _sampled(run: RecordedRun) -> Iterator[tuple[object, str, dict[str, Any]]]:
@@ -341,3 +280,34 @@ def _differs(row: Sequence[str]) -> bool:
 def _is_given(row: Sequence[str]) -> bool:
     """Return whether a key's value is neither its default nor derived, nor of the model's family."""
     return not row[2].startswith(("default", "derived", "family"))
+
+
+TABLES = (
+    RunTable(
+        "runs",
+        ("run", "steps", "tokens", "loss", "validation", "median tokens/s", "median MFU %", "median HFU %",
+         "spikes", "skipped"),
+        _run,
+    ),
+    RunTable("step", ("part", "predicted, ms", "measured, ms"), _parts),
+    RunTable("step", ("idle time of rank 0, mean of the last steps", "ms"), _idle),
+    RunTable("memory", ("part", "predicted, MB", "measured, MB"), _memory),
+    RunTable(
+        "communication", ("axis", "MB", "blocked, ms", "hidden, ms"), _communication,
+        "Rank 0, a step of the last ones",
+    ),
+    RunTable(
+        "communication", ("axis", "MB", "blocked, ms", "longest, ms", "of rank", "hidden, ms"),
+        _communication_of_ranks, "All ranks, a step in the mean of the last start",
+    ),
+    RunTable("stragglers", ("who", "ms a step"), _stragglers),
+    RunTable(
+        "ends", ("ends", "failures", "mean hours between failures", "steps lost", "goodput, %"), _reliability
+    ),
+    RunTable("ends", ("ends by class", "count", "mean hours between", "steps lost"), _classes),
+    RunTable("ends", ("time", "end", "saved step", "steps lost", "job"), _ends),
+    RunTable("evaluation", ("step", "file", "numbers"), _evaluations),
+    RunTable(
+        "samples", ("step", "task", "question", "answer", "right answer", "log-likelihoods"), _samples
+    ),
+)  # fmt: skip
