@@ -26,10 +26,12 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 class AttendByTiles(torch.autograd.Function):
-    """Attention in blocks of a window (0: all), with sinks and with soft-capped scores, as asked.
+    """Attention in blocks of a window (0: all), with sinks and with soft-capped scores, as asked; document
+    by document; or in one tile, in fp32 where torch's own is slow and nothing of these is asked.
 
     small: takes the gradient of the sinks.
     again: keep queries, keys and values, and not the result.
+    whole: in one tile.
     """
 
     @staticmethod
@@ -42,13 +44,15 @@ class AttendByTiles(torch.autograd.Function):
         sinks: Parameter | None,
         small: list,
         again: bool,
+        whole: bool,
     ):
         ctx.request = request.given(spans=request.spans)
         ctx.sinks = sinks
         ctx.small = small
         ctx.from_input = again
+        ctx.whole = whole
         ctx.made = None
-        out, lse = _attend(q, k, v, request, request.mask)
+        out, lse = _attend(q, k, v, request, request.mask, whole)
         ctx.save_for_backward(q, k, v, request.mask, *(() if again else (out, lse)))
         return out
 
@@ -57,7 +61,8 @@ class AttendByTiles(torch.autograd.Function):
         """Return the output."""
         q, k, v, mask = ctx.saved_tensors
         sinks = None if ctx.sinks is None else ctx.sinks.data
-        ctx.made = _attend(q, k, v, ctx.request.given(sinks=sinks, spans=ctx.request.spans), mask)
+        request = ctx.request.given(sinks=sinks, spans=ctx.request.spans)
+        ctx.made = _attend(q, k, v, request, mask, ctx.whole)
         return ctx.made[0]
 
     @staticmethod
@@ -66,16 +71,20 @@ class AttendByTiles(torch.autograd.Function):
         (out, lse), ctx.made = ctx.made if ctx.from_input else kept, None
         if ctx.sinks is not None:
             ctx.small.append((ctx.sinks, grad_of_sinks(grad_of_output, out, lse, ctx.sinks.data)))
-        if ctx.request.spans is None:
-            grads = attend_in_window_backward(grad_of_output, q, k, v, out, lse, ctx.request, _seen(mask))
+        made = grad_of_output, q, k, v, out, lse
+        if ctx.whole:
+            grads = attention_tiles.attend_backward(*made, causal=True, request=ctx.request)
+        elif ctx.request.spans is None:
+            grads = attend_in_window_backward(*made, ctx.request, _seen(mask))
         else:
-            made = out, lse, ctx.request, ctx.request.spans
-            grads = attend_by_documents_backward(grad_of_output, q, k, v, *made)
-        return *grads, *4 * [None]
+            grads = attend_by_documents_backward(*made, ctx.request, ctx.request.spans)
+        return *grads, *5 * [None]
 
 
-def _attend(q, k, v, request: AttentionRequest, mask: torch.Tensor | None):
+def _attend(q, k, v, request: AttentionRequest, mask: torch.Tensor | None, whole: bool):
     """Return the output and the log-sum-exp."""
+    if whole:
+        return attention_tiles.attend(q, k, v, causal=True, request=request)
     if request.spans is None:
         return attend_in_window(q, k, v, request, _seen(mask))
     return attend_by_documents(q, k, v, request, request.spans)
@@ -134,36 +143,6 @@ class AttendIn16Bits(torch.autograd.Function):
         return attend_in_16_bits(q, k, v, ctx.scale, ctx.spans), None
 
 
-class AttendByOnednn(torch.autograd.Function):
-    """Attention in fp32 where torch's own is slow, without a mask: one tile.
-
-    Kept are the result and the log-sum-exp, too, unless `again`.
-    """
-
-    @staticmethod
-    def forward(ctx, q, k, v, request: AttentionRequest, again: bool):
-        out, lse = attention_tiles.attend(q, k, v, causal=True, request=request)
-        ctx.save_for_backward(q, k, v, *(() if again else (out, lse)))
-        ctx.request = request.given()
-        ctx.made = None
-        return out
-
-    @staticmethod
-    def again(ctx):
-        """Return the output."""
-        ctx.made = attention_tiles.attend(*ctx.saved_tensors, causal=True, request=ctx.request)
-        return ctx.made[0]
-
-    @staticmethod
-    def backward(ctx, grad_of_output):
-        made = ctx.made
-        ctx.made = None
-        grads = attention_tiles.attend_backward(
-            grad_of_output, *ctx.saved_tensors, *(made or ()), causal=True, request=ctx.request
-        )
-        return *grads, None, None
-
-
 class AttendByTorch(torch.autograd.Function):
     """Attention by torch's own, for a result that is asked for again before the backward."""
 
@@ -205,16 +184,15 @@ def attention(
     """
     kernel = choose(request, q, k, masked=request.mask is not None)
     if request.by_tiles or (request.spans is not None and kernel is not Kernel.CPU_16BIT):
-        function, further = AttendByTiles, (request, sinks, small, again)
+        function, further = AttendByTiles, (request, sinks, small, again, False)
+    elif kernel is Kernel.CPU_16BIT:
+        function, further = AttendIn16Bits, (request, selective)
+    elif kernel is Kernel.CPU_ONEDNN:
+        function, further = AttendByTiles, (request, None, small, again, True)
+    elif again:
+        function, further = AttendByTorch, (request,)
     else:
-        if kernel is Kernel.CPU_16BIT:
-            function, further = AttendIn16Bits, (request, selective)
-        elif kernel is Kernel.CPU_ONEDNN:
-            function, further = AttendByOnednn, (request, again)
-        elif again:
-            function, further = AttendByTorch, (request,)
-        else:
-            return attend_by_torch(q, k, v, request), None
+        return attend_by_torch(q, k, v, request), None
     y = function.apply(q, k, v, *further)
     return y, partial(function.again, y.grad_fn) if again else None
 

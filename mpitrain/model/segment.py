@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.engine import gradients
-from mpitrain.kernels.functions import EAGER, Functions, layer_norm
+from mpitrain.kernels.functions import EAGER, Functions
 from mpitrain.kernels.products import product
 from mpitrain.model import attention_functions, linear, selective
 from mpitrain.model.kv_history import Attended
@@ -117,7 +117,7 @@ class Tape:
 
         again: keep x, so that the result can be made again.
         """
-        return self._norm(x, parameter, bias, again)
+        return selective.Norm.apply(x, parameter, bias, self.small, again, self.functions)
 
     def normed(
         self, x: torch.Tensor, parameter: Parameter | None, bias: Parameter | None = None
@@ -125,22 +125,14 @@ class Tape:
         """Return norm(x, ...), and how to make it again; without a parameter, x."""
         if parameter is None:
             return x, self.regathered
-        y = self._norm(x, parameter, bias, self.selective)
-        function = selective.Norm if bias is None else selective.LayerNorm
-        return y, partial(function.again, y.grad_fn) if self.selective else None
+        y = self.norm(x, parameter, bias, self.selective)
+        return y, partial(selective.Norm.again, y.grad_fn) if self.selective else None
 
     def normed_by(
         self, x: torch.Tensor, norm: "NormSegment | None"
     ) -> tuple[torch.Tensor, Again | RegatheredInput | None]:
         """Do the same with what a norm has; without one, x."""
         return self.normed(x, None) if norm is None else self.normed(x, norm.norm, norm.bias)
-
-    def _norm(
-        self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None, again: bool
-    ) -> torch.Tensor:
-        if bias is not None:
-            return selective.LayerNorm.apply(x, parameter, bias, self.small, again)
-        return selective.Norm.apply(x, parameter, self.small, parameter.spec.eps, again, self.functions)
 
     def gated(
         self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = SILU
@@ -200,18 +192,21 @@ class TapeWithoutBackward(Tape):
         """Return x + bias."""
         return x + bias.data
 
+    def norm(
+        self,
+        x: torch.Tensor,
+        parameter: Parameter,
+        bias: Parameter | None = None,
+        again: bool = False,
+    ) -> torch.Tensor:
+        """Return RMSNorm(x); with a bias, LayerNorm(x)."""
+        return selective.normed(x, parameter, bias, self.functions)[0]
+
     def gated(
         self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = SILU
     ) -> tuple[torch.Tensor, Again | None]:
         """Return activation(gate) times what is scaled by it."""
         return self.functions.gated_by(activation).gated(gate, up)[0], None
-
-    def _norm(
-        self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None, again: bool
-    ) -> torch.Tensor:
-        if bias is not None:
-            return layer_norm(x, parameter.data, bias.data, parameter.spec.eps)[0]
-        return self.functions.norm(x, selective.factor(parameter), parameter.spec.eps)[0]
 
 
 class Segment:
@@ -281,8 +276,7 @@ class NormSegment(Segment):
     def repeat(self, saved: tuple) -> torch.Tensor:
         """Return the output again. saved: what a forward left whose context had `regathered`."""
         _, edge, _ = saved
-        function = selective.Norm if self.bias is None else selective.LayerNorm
-        return function.again(edge.node)
+        return selective.Norm.again(edge.node)
 
 
 def norm_segment(own: Mapping[str, Parameter], name: str) -> list[NormSegment]:

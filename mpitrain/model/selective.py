@@ -10,19 +10,13 @@ from the one to the other. Both ways the same operations run, so that the bits a
 import torch
 
 from mpitrain.kernels.activation_functions import Activation
-from mpitrain.kernels.functions import (
-    EAGER,
-    Functions,
-    layer_norm,
-    layer_norm_again,
-    layer_norm_backward,
-)
+from mpitrain.kernels.functions import Functions, layer_norm, layer_norm_again, layer_norm_backward
 from mpitrain.kernels.precision import wide
 from mpitrain.parallel.zero.parameters import Parameter
 
 
 class Norm(torch.autograd.Function):
-    """RMSNorm (arXiv:1910.07467) with a backward of its own.
+    """RMSNorm (arXiv:1910.07467), or with a bias LayerNorm (arXiv:1607.06450), with a backward of its own.
 
     again: keep the input, not what has the norm 1; if the input is kept by nobody else, nothing is
     won.
@@ -30,11 +24,11 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, x, parameter: Parameter, small: list, eps: float, again: bool, functions: Functions = EAGER
+        ctx, x, weight: Parameter, bias: Parameter | None, small: list, again: bool, functions: Functions
     ):
-        y, unit, scale = functions.norm(x, factor(parameter), eps)
+        y, unit, scale = normed(x, weight, bias, functions)
         ctx.save_for_backward(x if again else unit, scale)
-        ctx.parameter = parameter
+        ctx.parameters = weight, bias
         ctx.small = small
         ctx.from_input = again
         ctx.made = None
@@ -46,7 +40,11 @@ class Norm(torch.autograd.Function):
         """Return the output, made once."""
         if ctx.made is None:
             x, scale = ctx.saved_tensors
-            ctx.made = ctx.functions.norm_again(x, factor(ctx.parameter), scale)
+            weight, bias = ctx.parameters
+            if bias is None:
+                ctx.made = ctx.functions.norm_again(x, factor(weight), scale)
+            else:
+                ctx.made = layer_norm_again(x, weight.data, bias.data, scale)
         return ctx.made[0]
 
     @staticmethod
@@ -55,48 +53,28 @@ class Norm(torch.autograd.Function):
         if ctx.from_input:
             Norm.again(ctx)
             (_, unit), ctx.made = ctx.made, None
-        grad, of_weight = ctx.functions.norm_backward(grad_of_output, factor(ctx.parameter), unit, scale)
-        ctx.small.append((ctx.parameter, of_weight))
-        return grad, None, None, None, None, None
+        weight, bias = ctx.parameters
+        if bias is None:
+            grad, *of_vectors = ctx.functions.norm_backward(grad_of_output, factor(weight), unit, scale)
+        else:
+            grad, *of_vectors = layer_norm_backward(grad_of_output, weight.data, unit, scale)
+        ctx.small += zip(ctx.parameters, of_vectors)
+        return grad, *5 * [None]
+
+
+def normed(
+    x: torch.Tensor, weight: Parameter, bias: Parameter | None, functions: Functions
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the norm of x, x with the norm 1 and its factor; without a bias RMSNorm, else LayerNorm."""
+    if bias is None:
+        return functions.norm(x, factor(weight), weight.spec.eps)
+    return layer_norm(x, weight.data, bias.data, weight.spec.eps)
 
 
 def factor(parameter: Parameter) -> torch.Tensor:
     """Return what a norm multiplies by: its weight, or 1 + weight, in fp32 at least (Gemma)."""
     weight = parameter.data
     return weight.to(wide(weight.dtype)) + 1 if parameter.spec.plus_one else weight
-
-
-class LayerNorm(torch.autograd.Function):
-    """LayerNorm (arXiv:1607.06450) with a backward of its own. again: as in Norm."""
-
-    @staticmethod
-    def forward(ctx, x, weight: Parameter, bias: Parameter, small: list, again: bool):
-        y, unit, scale = layer_norm(x, weight.data, bias.data, weight.spec.eps)
-        ctx.save_for_backward(x if again else unit, scale)
-        ctx.parameters = weight, bias
-        ctx.small = small
-        ctx.from_input = again
-        ctx.made = None
-        return y
-
-    @staticmethod
-    def again(ctx):
-        """Return the output, made once."""
-        if ctx.made is None:
-            x, scale = ctx.saved_tensors
-            ctx.made = layer_norm_again(x, *(parameter.data for parameter in ctx.parameters), scale)
-        return ctx.made[0]
-
-    @staticmethod
-    def backward(ctx, grad_of_output):
-        unit, scale = ctx.saved_tensors
-        if ctx.from_input:
-            LayerNorm.again(ctx)
-            (_, unit), ctx.made = ctx.made, None
-        weight, bias = ctx.parameters
-        grad, of_weight, of_bias = layer_norm_backward(grad_of_output, weight.data, unit, scale)
-        ctx.small += [(weight, of_weight), (bias, of_bias)]
-        return grad, None, None, None, None
 
 
 class Gated(torch.autograd.Function):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mpitrain.kernels.functions import layer_norm, layer_norm_again, layer_norm_backward
+from mpitrain.kernels.functions import EAGER, layer_norm, layer_norm_again, layer_norm_backward
 from mpitrain.model.selective import Norm
 
 WIDTH = 2048
@@ -18,7 +18,7 @@ KINDS = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 class NormWeight:
     """As a parameter is seen by the norm."""
 
-    spec = SimpleNamespace(plus_one=False)
+    spec = SimpleNamespace(plus_one=False, eps=1e-5)
 
     def __init__(self, data):
         self.data = data
@@ -30,7 +30,7 @@ def both(x, weight, grad, again):
     """
     small = []
     leaf = x.clone().requires_grad_()
-    y = Norm.apply(leaf, NormWeight(weight), small, 1e-5, again)
+    y = Norm.apply(leaf, NormWeight(weight), None, small, again, EAGER)
     if again:
         with torch.no_grad():  # as in a backward
             assert torch.equal(Norm.again(y.grad_fn), y)
@@ -86,6 +86,6 @@ def test_layer_norm_is_that_of_fp64_but_for_the_rounding_of_numbers(kind, size):
 def test_a_row_is_scaled_by_what_is_not_rounded(kind):
     """All elements of a row share their factor: each is that of fp64, rounded once."""
     x = torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(1)).to(kind)
-    y = Norm.apply(x, NormWeight(torch.ones(WIDTH, dtype=kind)), [], 1e-5, False)
+    y = Norm.apply(x, NormWeight(torch.ones(WIDTH, dtype=kind)), None, [], False, EAGER)
     exact = (x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()).to(kind)
     assert (y == exact).double().mean() > 0.999
