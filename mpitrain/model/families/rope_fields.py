@@ -7,10 +7,28 @@ from typing import Any
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
-from mpitrain.plan.declared.resolved import ResolvedConfig
+from mpitrain.plan.declared.resolved import ResolvedAttention, ResolvedConfig
 
 MAX_POSITIONS = "max_position_embeddings"
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
+SCALINGS = {  # of each rope_type: its keys, by the fields of its object
+    "linear": {"factor": "linear_factor"},
+    "dynamic": {"factor": "dynamic_factor", ORIGINAL_POSITIONS: "dynamic_length"},
+    "llama3": {
+        "factor": "llama3_factor",
+        "low_freq_factor": "llama3_low",
+        "high_freq_factor": "llama3_high",
+        ORIGINAL_POSITIONS: "llama3_length",
+    },
+    "yarn": {
+        "factor": "yarn_factor",
+        ORIGINAL_POSITIONS: "yarn_length",
+        "beta_fast": "yarn_fast",
+        "beta_slow": "yarn_slow",
+        "truncate": "yarn_rounded",
+    },
+}
+OF_YARN = {"beta_fast": 32.0, "beta_slow": 1.0}  # where they are absent, or 0
 KINDS = {"w": "sliding_attention", "f": "full_attention"}  # by our letters
 
 
@@ -53,15 +71,16 @@ def _give_scaling(fields: Fields, name: str, kind: str, rope: dict[str, Any]) ->
         fields.refuse(name, f"factor {rope['factor']:g} below 1, which no key has")
     if kind != "dynamic" and rope["factor"] == 1 and rope.get("attention_factor", 1) == 1:
         return  # the same as none
-    if kind == "linear":
-        fields.give("attention.linear_factor", float(rope["factor"]), f"{name}.factor")
-    elif kind == "dynamic":
-        fields.give("attention.dynamic_factor", float(rope["factor"]), f"{name}.factor")
-        fields.give("attention.dynamic_length", rope[ORIGINAL_POSITIONS], name)
-    elif kind == "llama3":
-        _give_llama3(fields, name, rope)
-    else:
-        _give_yarn(fields, name, rope)
+    if kind == "llama3":
+        _require_llama3(fields, name, rope)
+    if kind == "yarn":
+        _give_mscale(fields, name, rope)
+        rope = {**rope, **{field: rope.get(field) or value for field, value in OF_YARN.items()}}
+        rope.setdefault("truncate", True)
+        _require_order(fields, name, rope["beta_slow"], rope["beta_fast"], "beta_fast")
+    for field, key in SCALINGS[kind].items():
+        value = rope[field] if field in (ORIGINAL_POSITIONS, "truncate") else float(rope[field])
+        fields.give(f"attention.{key}", value, name if field == ORIGINAL_POSITIONS else f"{name}.{field}")
 
 
 def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, Any]:
@@ -91,15 +110,11 @@ def _is_length(value: Any) -> bool:
     return whole and not isinstance(value, bool) and 1 <= value < 2**31
 
 
-def _give_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
+def _require_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
     for key in ("low_freq_factor", "high_freq_factor"):
         if key not in rope:
             fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
     _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
-    fields.give("attention.llama3_factor", float(rope["factor"]), f"{name}.factor")
-    fields.give("attention.llama3_length", rope[ORIGINAL_POSITIONS], name)
-    fields.give("attention.llama3_low", float(rope["low_freq_factor"]), name)
-    fields.give("attention.llama3_high", float(rope["high_freq_factor"]), name)
 
 
 def _require_order(fields: Fields, name: str, low: float, high: float, of_high: str) -> None:
@@ -108,23 +123,17 @@ def _require_order(fields: Fields, name: str, low: float, high: float, of_high: 
         fields.refuse(name, f"{of_high} is {high:g}, needed above the other end, {low:g}")
 
 
-def _give_yarn(fields: Fields, name: str, rope: dict[str, Any]) -> None:
+def _give_mscale(fields: Fields, name: str, rope: dict[str, Any]) -> None:
     factor = float(rope["factor"])
-    fast, slow = float(rope.get("beta_fast") or 32), float(rope.get("beta_slow") or 1)
-    _require_order(fields, name, slow, fast, "beta_fast")
     magnitude = rope.get("attention_factor")
     both = rope.get("mscale"), rope.get("mscale_all_dim")
     if magnitude is None and all(both):
         magnitude = _magnitude(factor, both[0]) / _magnitude(factor, both[1])
-    if magnitude is not None and (magnitude < 1 or factor == 1):
+    if magnitude is None:
+        return
+    if magnitude < 1 or factor == 1:
         fields.refuse(name, f"attention_factor {magnitude:g} with factor {factor:g}, which no key has")
-    fields.give("attention.yarn_factor", factor, f"{name}.factor")
-    fields.give("attention.yarn_length", rope[ORIGINAL_POSITIONS], name)
-    fields.give("attention.yarn_fast", fast, f"{name}.beta_fast")
-    fields.give("attention.yarn_slow", slow, f"{name}.beta_slow")
-    fields.give("attention.yarn_rounded", bool(rope.get("truncate", True)), f"{name}.truncate")
-    if magnitude is not None:
-        fields.give("attention.yarn_mscale", (magnitude - 1) / (0.1 * math.log(factor)), name)
+    fields.give("attention.yarn_mscale", (magnitude - 1) / (0.1 * math.log(factor)), name)
 
 
 def _magnitude(factor: float, mscale: float) -> float:
@@ -134,31 +143,23 @@ def _magnitude(factor: float, mscale: float) -> float:
 def _scaling(config: ResolvedConfig) -> dict[str, Any]:
     """Return rope_type, and what it has besides."""
     attention = config.attention
+    kind = _kind(attention)
+    scaling = {field: getattr(attention, key) for field, key in SCALINGS.get(kind, {}).items()}
+    if kind == "dynamic":
+        del scaling[ORIGINAL_POSITIONS]  # that is max_position_embeddings there
+    if kind == "yarn" and attention.yarn_mscale != 1:
+        scaling["attention_factor"] = _magnitude(attention.yarn_factor, attention.yarn_mscale)
+    return dict(rope_type=kind, **scaling)
+
+
+def _kind(attention: ResolvedAttention) -> str:
     if (attention.linear_factor or 1) > 1:
-        return dict(rope_type="linear", factor=attention.linear_factor)
+        return "linear"
     if attention.dynamic_length:
-        return dict(rope_type="dynamic", factor=attention.dynamic_factor)
+        return "dynamic"
     if (attention.llama3_factor or 1) > 1:
-        return dict(
-            rope_type="llama3",
-            factor=attention.llama3_factor,
-            low_freq_factor=attention.llama3_low,
-            high_freq_factor=attention.llama3_high,
-            original_max_position_embeddings=attention.llama3_length,
-        )
-    if (attention.yarn_factor or 1) == 1:
-        return dict(rope_type="default")
-    yarn = dict(
-        rope_type="yarn",
-        factor=attention.yarn_factor,
-        original_max_position_embeddings=attention.yarn_length,
-        beta_fast=attention.yarn_fast,
-        beta_slow=attention.yarn_slow,
-        truncate=attention.yarn_rounded,
-    )
-    if attention.yarn_mscale != 1:
-        yarn["attention_factor"] = _magnitude(attention.yarn_factor, attention.yarn_mscale)
-    return yarn
+        return "llama3"
+    return "default" if (attention.yarn_factor or 1) == 1 else "yarn"
 
 
 @dataclass(frozen=True)
