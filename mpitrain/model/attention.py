@@ -5,7 +5,7 @@ head. Where the norm, or the gather before it, is another item, and where the su
 model/build_context.py.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +15,9 @@ from mpitrain.kernels.attention_one_query import attend_one_query
 from mpitrain.kernels.document_spans import Spans
 from mpitrain.model.build_context import BuildContext, Heads
 from mpitrain.model.kv_history import attend
-from mpitrain.model.layers.rope import Rope
 from mpitrain.model.offload import restored
 from mpitrain.model.rotary import Rotary
-from mpitrain.model.segment import Again, Bias, NormSegment, Segment, Tape, Tensors, norm_segment
+from mpitrain.model.segment import Again, NormSegment, Segment, Tape, Tensors
 from mpitrain.model.width_norm import WidthNorms
 from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.context.attention import ContextAttention
@@ -27,54 +26,12 @@ from mpitrain.parallel.walk import (
     Addend,
     Item,
     Later,
-    Residual,
     Walk,
     WeightGradients,
     backward,
     forward,
 )
 from mpitrain.parallel.zero.parameters import Parameter
-
-
-def attention(
-    own: Mapping[str, Parameter],
-    site: BuildContext,
-    heads: Heads,
-    rope: Rope | None,
-    request: AttentionRequest,
-    whole: bool,
-    after: Sequence[Item] = (),
-) -> list[Item]:
-    """Return the items of the layer: on one rank, one segment from the norm to the output.
-
-    own: which norms, biases and sinks there are, their names say.
-    heads: of this rank.
-    rope: None: queries and keys aren't turned.
-    request: without tensors.
-    whole: norms of queries and keys are of all heads together.
-    after: items after the output: its dropout.
-    """
-    weights = (own[f"attention.{name}.weight"] for name in "qkv")
-    biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if "attention.q.bias" in own else ()
-    names = [f"attention.{name}_norm.weight" for name in "qk"]
-    norms = tuple(own[name] for name in names) if names[0] in own else ()
-    (norm,) = norm_segment(own, "attention.norm") or [None]
-    projection = Projection(
-        None if site.tp else norm,
-        *weights,
-        None if rope is None else site.rotary(rope),
-        site.fp8,
-        biases,
-        norms,
-        heads.width,
-        whole,
-    )
-    over_tp = WidthNorms(norms, site.tp, projection.rotary, heads.width) if whole and site.tp else None
-    core = Core(request, own.get("attention.sinks"))
-    output = Output(own["attention.output.weight"], site.fp8)
-    inner = attended(projection, core, heads, output, site, over_tp, norm)
-    added = [Bias(own["attention.output.bias"])] if "attention.output.bias" in own else []
-    return [Residual([*inner, *added, *after])]
 
 
 def attended(

@@ -6,7 +6,7 @@ by hand: the head's softmax goes over all ranks, and integers have no gradient. 
 microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -19,33 +19,12 @@ from mpitrain.kernels.functions import Functions
 from mpitrain.kernels.products import product
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.linear import WeightGradient
-from mpitrain.model.segment import Segment, Tape, norm_segment
+from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Item, Later, Walk, WeightGradients
+from mpitrain.parallel.walk import Later, Walk, WeightGradients
 from mpitrain.parallel.zero.parameters import Parameter
 
 NEVER = -1e4  # a logit below all that are capped: exp gives 0, and its square is finite in all number types
-
-
-def embedding(
-    weight: Parameter, site: BuildContext, scale: float = 1.0, positions: Parameter | None = None
-) -> list[Item]:
-    """Return the items of the first layer. positions: learned vectors of them."""
-    scale = torch.tensor(scale, dtype=site.dtype).item()
-    added = [] if positions is None else [LearnedPositions(positions, site)]
-    if site.tp:
-        return [VocabularyEmbedding(weight, scale), site.out(), *added]
-    return [EmbeddingLookup(weight, scale), *added]
-
-
-def head(
-    own: Mapping[str, Parameter], norm: str, weight: Parameter, site: BuildContext, soft_cap: float = 0.0
-) -> list[Item]:
-    """Return the items of the last layer. norm: the name of its norm, among `own`."""
-    limits = LogitLimits(weight, site.plan.config.model.padding or 0, soft_cap)
-    if site.tp:
-        return [*norm_segment(own, norm), site.into(), VocabularyHead(limits, site.tp, site.functions)]
-    return [HeadSegment(own[f"{norm}.weight"], own.get(f"{norm}.bias"), limits)]
 
 
 class LogitLimits(NamedTuple):

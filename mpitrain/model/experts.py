@@ -28,7 +28,6 @@ from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
 from mpitrain.model.linear import GroupedProduct
-from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.expert.exchange import (
     Choices,
     CombinedRows,
@@ -39,28 +38,10 @@ from mpitrain.parallel.expert.exchange import (
 )
 from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Addend, Begun, Item, Later, Residual, Walk, WeightGradients, run
+from mpitrain.parallel.walk import Addend, Begun, Later, Walk, WeightGradients, run
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 from mpitrain.plan.settings.dispatch import dispatch_of
-
-
-class MixtureNumbers(NamedTuple):
-    """What a mixture is made of besides its parameters.
-
-    activation, shared_activation: those of experts, and of shared ones.
-    by_sequence: loads are balanced within each sequence.
-    """
-
-    settings: Settings
-    activation: Activation
-    shared_activation: Activation
-    by_sequence: bool
-
-
-def experts(own: Mapping[str, Parameter], site: BuildContext, numbers: MixtureNumbers) -> list[Item]:
-    """Return the items of the layer."""
-    return [Residual([NormSegment(own["ffn.norm.weight"]), ExpertMixture(own, site, numbers)])]
 
 
 class ExpertRows(NamedTuple):
@@ -98,11 +79,23 @@ class ExpertMixture:
     """The mixture, without norm and residual.
 
     Collective over the axis of the experts, and over the ranks with the same sequences.
+
+    activation, shared_activation: those of experts, and of shared ones.
+    by_sequence: loads are balanced within each sequence.
     """
 
-    def __init__(self, own: Mapping[str, Parameter], site: BuildContext, numbers: MixtureNumbers):
-        self.settings = numbers.settings
-        self.by_sequence = numbers.by_sequence
+    def __init__(
+        self,
+        own: Mapping[str, Parameter],
+        site: BuildContext,
+        settings: Settings,
+        *,
+        activation: Activation,
+        shared_activation: Activation,
+        by_sequence: bool,
+    ):
+        self.settings = settings
+        self.by_sequence = by_sequence
         self.site = site
         self.gate, self.up, self.down = (own[f"ffn.experts.{name}.weight"] for name in ("gate", "up", "down"))
         self.router = own["ffn.router.weight"]
@@ -110,14 +103,13 @@ class ExpertMixture:
         self.bias = own.get("ffn.router.bias")
         self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
-        self.activation = numbers.activation
+        self.activation = activation
         self.tokens = site.tokens
         self.wide = wide(site.dtype)
         self.shared = None
         if self.settings.shared:
             gate, up, down = (own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down"))
-            activation = numbers.shared_activation
-            self.shared = FeedForwardSegment(None, (gate, up), down, activation=activation)
+            self.shared = FeedForwardSegment(None, (gate, up), down, activation=shared_activation)
         self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)

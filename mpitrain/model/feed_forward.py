@@ -3,34 +3,14 @@
 B sequences of a microbatch, T tokens each, D width, F hidden units.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from mpitrain.kernels.activation_functions import SILU, Activation
-from mpitrain.model.build_context import BuildContext
-from mpitrain.model.segment import Bias, NormSegment, Segment, Tape, norm_segment
+from mpitrain.model.segment import NormSegment, Segment, Tape
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Item
 from mpitrain.parallel.zero.parameters import Parameter
-
-
-def feed_forward(
-    own: Mapping[str, Parameter], site: BuildContext, activation: Activation, after: Sequence[Item] = ()
-) -> list[Item]:
-    """Return the items of the layer. after: its dropout.
-
-    own: which norm, gate and biases there are, their names say.
-    """
-    (norm,) = norm_segment(own, "ffn.norm") or [None]
-    opening = [name for name in ("ffn.gate", "ffn.up") if f"{name}.weight" in own]
-    weights = tuple(own[f"{name}.weight"] for name in opening)
-    biases = tuple(own[f"{name}.bias"] for name in opening if f"{name}.bias" in own)
-    normed = None if site.tp else norm
-    inner = FeedForwardSegment(normed, weights, own["ffn.down.weight"], site.fp8, activation, biases)
-    added = [Bias(own["ffn.down.bias"])] if biases else []
-    return site.sublayer(norm, inner, [*added, *after])
 
 
 @dataclass(eq=False)

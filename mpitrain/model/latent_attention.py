@@ -6,7 +6,6 @@ B sequences of a microbatch, T tokens each, D width, L width of all that is gath
 width of a head's queries and keys.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,13 +14,10 @@ from torch.nn import functional
 
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_one_query import attend_one_query
-from mpitrain.model.attention import Core, Output, attended
-from mpitrain.model.build_context import BuildContext, Heads
-from mpitrain.model.layers.rope import Rope
+from mpitrain.model.attention import Core
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
 
 
@@ -48,31 +44,6 @@ class LatentWidths(NamedTuple):
     def key(self) -> int:
         """Of a head's queries and keys."""
         return self.head + self.rotary
-
-
-def latent_attention(
-    own: Mapping[str, Parameter],
-    site: BuildContext,
-    num_heads: int,
-    widths: LatentWidths,
-    rope: Rope,
-) -> list[Item]:
-    """Return the items of the layer.
-
-    With tp, Down is of the positions that are here, and the rest of all positions and some heads.
-
-    own: without q_down, queries have no latent vector.
-    num_heads: of this rank.
-    """
-    own = {
-        name.removeprefix("attention.").removesuffix(".weight"): parameter for name, parameter in own.items()
-    }
-    down = Down(widths, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
-    up = Up(widths, own["q_up"], own["kv_up"], site.rotary(rope), rope.magnitude)
-    output = Output(own["output"], value_width=widths.value)
-    heads = Heads(num_heads, num_heads, widths.key)
-    core = LatentCore(up)
-    return [Residual([down, *attended(up, core, heads, output, site)])]
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ row ends, or its document: its target is IGNORED, and its input any token, which
 loss sees.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,44 +15,10 @@ import torch
 
 from mpitrain.kernels.precision import wide
 from mpitrain.model.build_context import BuildContext
-from mpitrain.model.embedding_and_head import head
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Later, Walk, backward, forward
 from mpitrain.parallel.zero.parameters import Parameter
-
-
-def multi_token(
-    own: Mapping[str, Parameter],
-    site: BuildContext,
-    lookup: Sequence[Item],
-    blocks: Sequence[Sequence[Item]],
-    table: Parameter,
-    soft_cap: float,
-    weight: float,
-) -> list[Item]:
-    """Return the item of the last layer.
-
-    lookup: the items of the embedding.
-    blocks: those of each depth's block.
-    table, soft_cap: of the head, as LogitLimits has them.
-    weight: of each depth's loss.
-    """
-    main = head(own, "head.norm", table, site, soft_cap)
-    depths = []
-    for depth, block in enumerate(blocks):
-        here = depth_parameters(own, depth)
-        join = Join(here["hidden_norm.weight"], here["token_norm.weight"], here["projection.weight"])
-        depths.append(Depth(lookup, join, block, head(here, "head_norm", table, site, soft_cap)))
-    return [MultiTokenHead(main, depths, weight, site)]
-
-
-def depth_parameters(own: Mapping[str, Parameter], depth: int) -> dict[str, Parameter]:
-    """Return the parameters of a depth, by their names within it."""
-    prefix = f"mtp.{depth}."
-    return {
-        name.removeprefix(prefix): parameter for name, parameter in own.items() if name.startswith(prefix)
-    }
 
 
 class Join(Segment):

@@ -49,3 +49,8 @@ class ResidualDropout:
         here_T = self.positions[begin : begin + x.shape[1]]
         positions = here_T if order is None else order[:, here_T]
         return drop(x, self.rate, draw, self.block, self.number, positions)
+
+
+def dropout_of(rate: float, block: int, number: int, site: BuildContext) -> list[ResidualDropout]:
+    """Return the item of a dropout; none of a rate of 0."""
+    return [ResidualDropout(rate, block, number, site)] if rate else []

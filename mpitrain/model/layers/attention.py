@@ -48,7 +48,6 @@ from mpitrain.plan.declared.traffic import LOCAL, Traffic
 from mpitrain.plan.declared.work import HeadSizes, PartWork, Product, attention_work
 
 if TYPE_CHECKING:
-    from mpitrain.kernels.dropout import ProbabilityDropout
     from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.walk import Item
     from mpitrain.parallel.zero.parameters import Parameter
@@ -186,7 +185,7 @@ class Attention(Layer):
         return 2 * min(self.window or positions, positions) * self.kv_heads * self.head_size * itemsize
 
     def _kv_heads(self, sizes: Sizes) -> int:
-        """Of this rank; fewer than ranks are repeated."""
+        """Return how many heads of keys this rank has; fewer than ranks are repeated."""
         return max(1, self.kv_heads // sizes.tp)
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
@@ -213,28 +212,45 @@ class Attention(Layer):
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.kernels.attention import AttentionRequest  # torch
-        from mpitrain.model.attention import attention
+        from mpitrain.kernels.dropout import ProbabilityDropout
+        from mpitrain.model.attention import Core, Output, Projection, attended
         from mpitrain.model.build_context import Heads
-        from mpitrain.model.residual_dropout import ResidualDropout
+        from mpitrain.model.residual_dropout import dropout_of
+        from mpitrain.model.segment import Bias, norm_segment
+        from mpitrain.model.width_norm import WidthNorms
+        from mpitrain.parallel.walk import Residual
 
         sizes = site.plan.sizes
         heads = Heads(self.heads // sizes.tp, self._kv_heads(sizes), self.head_size)
-        request = AttentionRequest(
-            scale=self.scale,
-            window=self.window,
-            soft_cap=self.soft_cap,
-            dropout=self._dropout(heads.queries * (site.tp.rank if site.tp else 0), heads.queries),
+        (norm,) = norm_segment(own, "attention.norm") or [None]
+        biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if self.biased else ()
+        has_norms = self.normed or self.normed_whole
+        norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if has_norms else ()
+        projection = Projection(
+            None if site.tp else norm,
+            *(own[f"attention.{name}.weight"] for name in "qkv"),
+            None if self.rope is None else site.rotary(self.rope),
+            site.fp8,
+            biases,
+            norms,
+            heads.width,
+            self.normed_whole,
         )
-        rate = self.residual_dropout
-        dropout_items = [ResidualDropout(rate, self.block, AFTER_ATTENTION, site)] if rate else []
-        return attention(own, site, heads, self.rope, request, self.normed_whole, dropout_items)
-
-    def _dropout(self, first: int, count: int) -> "ProbabilityDropout | None":
-        """Return that of the probabilities of `count` heads from `first` on."""
-        from mpitrain.kernels.dropout import ProbabilityDropout  # torch
-
-        heads = range(first, first + count)
-        return ProbabilityDropout(self.dropout, self.block, heads) if self.dropout else None
+        over_tp = None
+        if self.normed_whole and site.tp:
+            over_tp = WidthNorms(norms, site.tp, projection.rotary, heads.width)
+        first = heads.queries * (site.tp.rank if site.tp else 0)
+        of_rank = range(first, first + heads.queries)
+        dropout = ProbabilityDropout(self.dropout, self.block, of_rank) if self.dropout else None
+        request = AttentionRequest(
+            scale=self.scale, window=self.window, soft_cap=self.soft_cap, dropout=dropout
+        )
+        core = Core(request, own.get("attention.sinks"))
+        output = Output(own["attention.output.weight"], site.fp8)
+        inner = attended(projection, core, heads, output, site, over_tp, norm)
+        added = [Bias(own["attention.output.bias"])] if self.biased_output else []
+        dropped = dropout_of(self.residual_dropout, self.block, AFTER_ATTENTION, site)
+        return [Residual([*inner, *added, *dropped])]
 
 
 def _scores_at_once(sizes: Sizes, heads: int) -> int:

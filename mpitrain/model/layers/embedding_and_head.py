@@ -76,11 +76,17 @@ class Embedding(Layer):
         return PartWork((), AttentionCore(), passes, 4, sent, back)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.embedding_and_head import embedding
-        from mpitrain.model.residual_dropout import ResidualDropout  # torch
+        import torch
 
-        dropout_items = [ResidualDropout(self.dropout, 0, SITE, site)] if self.dropout else []
-        return [*embedding(own[EMBEDDING], site, self.scale, own.get(POSITIONS)), *dropout_items]
+        from mpitrain.model.embedding_and_head import EmbeddingLookup, LearnedPositions, VocabularyEmbedding
+        from mpitrain.model.residual_dropout import dropout_of
+
+        scale = torch.tensor(self.scale, dtype=site.dtype).item()
+        added = [LearnedPositions(own[POSITIONS], site)] if self.positions else []
+        added += dropout_of(self.dropout, 0, SITE, site)
+        if site.tp:
+            return [VocabularyEmbedding(own[EMBEDDING], scale), site.out(), *added]
+        return [EmbeddingLookup(own[EMBEDDING], scale), *added]
 
 
 @dataclass(frozen=True)
@@ -153,7 +159,14 @@ class Head(Layer):
         passes, kept = (n * vocab * size for size in ((8, 6) if layout.fused else (20, 10)))
         return PartWork((product,), AttentionCore(), passes, 12, sent, back, kept=kept)
 
-    def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.embedding_and_head import head  # torch
+    def items(
+        self, own: Mapping[str, "Parameter"], site: "BuildContext", norm: str = "head.norm"
+    ) -> list["Item"]:
+        """norm: the name of its norm."""
+        from mpitrain.model.embedding_and_head import HeadSegment, LogitLimits, VocabularyHead  # torch
+        from mpitrain.model.segment import norm_segment
 
-        return head(own, "head.norm", own[self.weight], site, self.soft_cap)
+        limits = LogitLimits(own[self.weight], site.plan.config.model.padding or 0, self.soft_cap)
+        if site.tp:
+            return [*norm_segment(own, norm), site.into(), VocabularyHead(limits, site.tp, site.functions)]
+        return [HeadSegment(own[f"{norm}.weight"], own.get(f"{norm}.bias"), limits)]

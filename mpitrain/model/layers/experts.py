@@ -221,7 +221,16 @@ class Experts(Layer):
         return experts_work(layout, self.width, self.settings, load)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.experts import MixtureNumbers, experts  # torch
+        from mpitrain.model.experts import ExpertMixture  # torch
+        from mpitrain.model.segment import norm_segment
+        from mpitrain.parallel.walk import Residual
 
-        numbers = MixtureNumbers(self.settings, self.activation, self.shared_activation, self.by_sequence)
-        return experts(own, site, numbers)
+        mixture = ExpertMixture(
+            own,
+            site,
+            self.settings,
+            activation=self.activation,
+            shared_activation=self.shared_activation,
+            by_sequence=self.by_sequence,
+        )
+        return [Residual([*norm_segment(own, "ffn.norm"), mixture])]

@@ -123,9 +123,15 @@ class FeedForward(Layer):
         return feed_forward_work(layout, self.width, self.ffn, gated=self.gated, dropped=dropped)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.feed_forward import feed_forward  # torch
-        from mpitrain.model.residual_dropout import ResidualDropout
+        from mpitrain.model.feed_forward import FeedForwardSegment  # torch
+        from mpitrain.model.residual_dropout import dropout_of
+        from mpitrain.model.segment import Bias, norm_segment
 
-        rate = self.dropout
-        dropout_items = [ResidualDropout(rate, self.block, AFTER_FFN, site)] if rate else []
-        return feed_forward(own, site, self.activation, dropout_items)
+        opening = ("ffn.gate", "ffn.up") if self.gated else ("ffn.up",)
+        weights = tuple(own[f"{name}.weight"] for name in opening)
+        biases = tuple(own[f"{name}.bias"] for name in opening) if self.biased else ()
+        (norm,) = norm_segment(own, "ffn.norm") or [None]
+        normed = None if site.tp else norm
+        inner = FeedForwardSegment(normed, weights, own["ffn.down.weight"], site.fp8, self.activation, biases)
+        added = [Bias(own["ffn.down.bias"])] if self.biased else []
+        return site.sublayer(norm, inner, [*added, *dropout_of(self.dropout, self.block, AFTER_FFN, site)])

@@ -176,10 +176,20 @@ class LatentAttention(Layer):
         return attention_work(layout, self.width, products, sizes, gathered_width=latent)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.latent_attention import LatentWidths, latent_attention  # torch
+        from mpitrain.model.attention import Output, attended  # torch
+        from mpitrain.model.build_context import Heads
+        from mpitrain.model.latent_attention import Down, LatentCore, LatentWidths, Up
+        from mpitrain.parallel.walk import Residual
 
+        own = {name.removeprefix("attention.").removesuffix(".weight"): own[name] for name in own}
         widths = LatentWidths(*self.latent_widths, self.head_width, self.value_width)
-        return latent_attention(own, site, self.heads // site.plan.sizes.tp, widths, self.rope)
+        # with tp, Down is of the positions that are here, and the rest of all positions and some heads
+        down = Down(widths, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
+        up = Up(widths, own["q_up"], own["kv_up"], site.rotary(self.rope), self.rope.magnitude)
+        output = Output(own["output"], value_width=self.value_width)
+        num_heads = self.heads // site.plan.sizes.tp
+        heads = Heads(num_heads, num_heads, self.key_width)
+        return [Residual([down, *attended(up, LatentCore(up), heads, output, site)])]
 
 
 def latent_heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any]:

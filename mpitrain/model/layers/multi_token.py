@@ -16,13 +16,12 @@ whatever memory.recompute says.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from mpitrain.config import Memory
-from mpitrain.model.layers.embedding_and_head import EMBEDDING, Embedding, Head
+from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed, Sizes, Working, work_of
 from mpitrain.plan.declared.parameters import STD, Spec
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -69,22 +68,22 @@ class MultiToken(Layer):
             *further,
         )
 
-    @cached_property
-    def placed(self) -> list[list[Placed]]:
-        """The layers of each depth's block."""
-        return [[Placed(layer, f"mtp.{depth}.") for layer in self.block] for depth in range(self.depths)]
+    @property
+    def prefixes(self) -> list[str]:
+        """What the names of each depth's parameters begin with."""
+        return [f"mtp.{depth}." for depth in range(self.depths)]
 
     def parameters(self) -> tuple[Spec, ...]:
         # tied, they are the same
         spec_by_name = {spec.name: spec for spec in (*self.head.parameters(), *self.embedding.parameters())}
         width = self.head.width
-        for depth, block in enumerate(self.placed):
+        for prefix in self.prefixes:
             for name in ("hidden_norm", "token_norm", "head_norm"):
-                spec_by_name |= {spec.name: spec for spec in self.head.norm(f"mtp.{depth}.{name}")}
-            spec_by_name[f"mtp.{depth}.projection.weight"] = Spec(
-                f"mtp.{depth}.projection.weight", (width, 2 * width), STD, group="matrix"
-            )
-            spec_by_name |= {spec.name: spec for placed in block for spec in placed.parameters()}
+                spec_by_name |= {spec.name: spec for spec in self.head.norm(f"{prefix}{name}")}
+            projection = Spec(f"{prefix}projection.weight", (width, 2 * width), STD, group="matrix")
+            spec_by_name[projection.name] = projection
+            placed = [Placed(layer, prefix) for layer in self.block]
+            spec_by_name |= {spec.name: spec for layer in placed for spec in layer.parameters()}
         return tuple(spec_by_name.values())
 
     def flops(self, sequence: int) -> float:
@@ -141,20 +140,16 @@ class MultiToken(Layer):
         return together([head, *self.depths * depth])
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
-        from mpitrain.model.embedding_and_head import embedding  # torch
-        from mpitrain.model.multi_token import depth_parameters, multi_token
+        from mpitrain.model.multi_token import Depth, Join, MultiTokenHead  # torch
 
-        lookup = embedding(own[EMBEDDING], site, self.embedding.scale)
-        blocks = [
-            [
-                item
-                for placed_layer in placed
-                for item in placed_layer.layer.items(depth_parameters(own, depth), site)
-            ]
-            for depth, placed in enumerate(self.placed)
-        ]
-        table = own[self.head.weight]
-        return multi_token(own, site, lookup, blocks, table, self.head.soft_cap, self.weight / self.depths)
+        lookup = self.embedding.items(own, site)
+        depths = []
+        for prefix in self.prefixes:
+            here = {name.removeprefix(prefix): own[name] for name in own if name.startswith(prefix)}
+            join = Join(here["hidden_norm.weight"], here["token_norm.weight"], here["projection.weight"])
+            block = [item for layer in self.block for item in layer.items(here, site)]
+            depths.append(Depth(lookup, join, block, self.head.items(own, site, f"{prefix}head_norm")))
+        return [MultiTokenHead(self.head.items(own, site), depths, self.weight / self.depths, site)]
 
 
 def _all_kept(sizes: Sizes) -> Sizes:
