@@ -27,6 +27,11 @@ class Box:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Its index in the whole array."""
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop))
+
     def overlap(self, other: "Box") -> "Box":
         """Return what both hold: a box of size 0 if they don't meet."""
         start = tuple(max(a, b) for a, b in zip(self.start, other.start))

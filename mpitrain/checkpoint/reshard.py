@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,26 +25,6 @@ from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.team import Team
 from mpitrain.errors import CheckpointError, InputError
 from mpitrain.inputs import remove, shown
-
-
-class Later:
-    """A part of an array that is read when it is written: few are in memory at a time."""
-
-    def __init__(self, checkpoint: Checkpoint, name: str, box: Box, progress: ProgressBar):
-        self._checkpoint = checkpoint
-        self._name = name
-        self._box = box
-        self._progress = progress
-        self.dtype = checkpoint.array(name).dtype
-        self.shape = box.shape
-        self.ndim = len(box.shape)
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        values = self._checkpoint.read(
-            self._name, tuple(slice(a, b) for a, b in zip(self._box.start, self._box.stop))
-        )
-        self._progress.add(values.nbytes)
-        return values
 
 
 class Resharded(NamedTuple):
@@ -119,7 +100,7 @@ def _write(
 
 def _parts(
     source: Checkpoint, number: int, num_shards: int, progress: ProgressBar
-) -> Mapping[str, list[tuple[Later, save.Extent]]]:
+) -> Mapping[str, list[tuple[save.LaterPart, save.Extent]]]:
     """Return an equal part of all bytes, arrays one after the other.
 
     Whole arrays, but for the first and the last one.
@@ -137,11 +118,18 @@ def _parts(
         boxes = [box for box, _ in run_boxes(array.shape, low, high)] if low < high else []
         if at == first and number == 0:  # nothing, but of a shape
             boxes = [whole(array.shape)]
+        read = partial(_read, source, progress, name)
         if boxes:
             parts[name] = [
-                (Later(source, name, box, progress), save.Extent(array.shape, box.start)) for box in boxes
+                (save.LaterPart(box, array.dtype, read), save.Extent(array.shape, box.start)) for box in boxes
             ]
     return parts
+
+
+def _read(source: Checkpoint, progress: ProgressBar, name: str, box: Box, dtype: np.dtype) -> np.ndarray:
+    values = source.read(name, box.slices)
+    progress.add(values.nbytes)
+    return values
 
 
 def _bytes_of(source: Checkpoint, name: str) -> int:

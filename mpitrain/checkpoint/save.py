@@ -42,6 +42,20 @@ class Extent:
     offset: tuple[int, ...]
 
 
+class LaterPart:
+    """A part of an array that is made when it is written: few are in memory at a time."""
+
+    def __init__(self, box: Box, dtype: np.dtype, make: Callable[[Box, np.dtype], np.ndarray]):
+        self._box = box
+        self._make = make
+        self.dtype = dtype
+        self.shape = box.shape
+        self.ndim = len(box.shape)
+
+    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+        return self._make(self._box, self.dtype)
+
+
 def begin(folder: Path, step: int, num_bytes: int = 0) -> Path:
     """Make the temporary folder of a step and return it. For one rank. Removes what a killed save has left.
 

@@ -1,13 +1,9 @@
 """How texts become tokens where a run's weights are judged."""
 
-from contextlib import suppress
-
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.config import Data
 from mpitrain.data.tokenizer import Tokenizer
-from mpitrain.data.tokens import describe
-from mpitrain.errors import DataError
-from mpitrain.weights.companions import ends_of_run, prefix_of_texts
+from mpitrain.weights.companions import document_tokens, ends_of_run, prefix_of_texts
 
 
 class EvaluatedVocabulary:
@@ -29,7 +25,7 @@ class EvaluatedVocabulary:
     @classmethod
     def of_run(cls, rundir: RunDir, data: Data, tokenizer: Tokenizer, own: bool) -> "EvaluatedVocabulary":
         """Return that of a run. own: the tokenizer is the run's, whose files name special tokens."""
-        begin, end = _special_tokens(rundir, tokenizer)
+        begin, end = document_tokens(rundir, tokenizer)
         named = prefix_of_texts(rundir, data) if own else None
         ends = ends_of_run(rundir) | frozenset(() if end is None else (end,))
         return cls(tokenizer, begin, end if named is None else named, ends)
@@ -37,12 +33,3 @@ class EvaluatedVocabulary:
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without the one that begins it."""
         return self.tokenizer.encode(text.encode()).tolist()
-
-
-def _special_tokens(rundir: RunDir, tokenizer: Tokenizer) -> tuple[int | None, int | None]:
-    """Return the tokens that begin and end a text, as the run's own tokens have them."""
-    with suppress(DataError, OSError):
-        origin = describe(rundir.data).origin
-        if origin.form > 1:
-            return origin.begin_of_text, origin.end_of_text
-    return tokenizer.begin_of_text, tokenizer.end_of_text

@@ -38,7 +38,7 @@ from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
 from mpitrain.training.step_documents import tokenizer_of_run
-from mpitrain.weights.companions import ends_of_run, length_of_run
+from mpitrain.weights.companions import document_tokens, ends_of_run, length_of_run
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,12 @@ class TextSampler:
         self.request = request
         self.tokenizer = tokenizer_of_run(rundir, config.data, request.tokenizer_file)
         _warn_of_another(rundir, self.tokenizer)
-        end, self._begin = _special_tokens(rundir, config, self.tokenizer)
-        self._ends = end if config.data.documents == "separate" else None
+        begin, end = document_tokens(rundir, self.tokenizer)
+        self._begin = [] if begin is None or begin >= self.tokenizer.vocab else [begin]
+        separate = config.data.documents == "separate"
+        if separate and end is None:
+            separator(config.data, self.tokenizer)
+        self._ends = end if separate else None
         self._stops = ends_of_run(rundir) | frozenset(() if end is None else (end,))
         if request.chat:
             ends, self._ids = _questions(rundir, self.tokenizer, prompts, request)
@@ -140,29 +144,6 @@ def _settled(tokenizer: Tokenizer, ids: list[int], text: str) -> int:
 def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]:
     """Yield a prompt and then text as it is sampled."""
     yield from TextSampler(run_dir, [prompt], request).text(0)
-
-
-def _special_tokens(
-    rundir: RunDir,
-    config: Config,
-    tokenizer: Tokenizer,
-) -> tuple[int | None, list[int]]:
-    """Return the token that ends a document, and what one begins with.
-
-    As the run's tokens have them.
-    """
-    ends = tokenizer.end_of_text
-    begin = tokenizer.begin_of_text
-    with suppress(DataError, OSError):
-        origin = describe(rundir.data).origin
-        older = origin.form == 1
-        ends, begin = (
-            (tokenizer.older_end_of_text, None) if older else (origin.end_of_text, origin.begin_of_text)
-        )
-    if config.data.documents == "separate" and ends is None:
-        separator(config.data, tokenizer)
-    known = begin is not None and begin < tokenizer.vocab
-    return ends, [begin] if known else []
 
 
 def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:

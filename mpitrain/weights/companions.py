@@ -202,6 +202,16 @@ def special_tokens(run: RunDir | None, files: Mapping[str, bytes], data: Data) -
     return SpecialTokens(object_of(files.get(CONFIG)), own, given)
 
 
+def document_tokens(run: RunDir, tokenizer: Tokenizer) -> tuple[int | None, int | None]:
+    """Return the tokens that begin and end a document, as a run's own tokens have them."""
+    with suppress(DataError, OSError):
+        origin = describe(run.data).origin
+        if origin.form == 1:
+            return None, tokenizer.older_end_of_text
+        return origin.begin_of_text, origin.end_of_text
+    return tokenizer.begin_of_text, tokenizer.end_of_text
+
+
 def prefix_of_texts(run: RunDir, data: Data) -> int | None:
     """Return the token before a text that is judged: what the tokenizer of an export names bos_token,
     or else eos_token; None: it names neither.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +36,7 @@ from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import CheckpointError, ConfigError, InputError
 from mpitrain.inputs import DRAFT, remove, shown
 from mpitrain.origins import FOLDER, KeyOrigin
+from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.weights.beginning import TOKENIZER_KEY, no_tokenizer, texts_of_folder, with_texts
@@ -53,47 +55,6 @@ from mpitrain.weights.weight_source import FolderSource, require_no_bias, requir
 PART_BYTES = 1 << 26  # of a weight that is in memory at once
 COMPUTE = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 META = dict(step=0, tokens=0, updates=0, skipped=0, data="", loss_scale=(1.0, 0))
-
-
-class LaterPart:
-    """A part of a weight that is read when it is written: few are in memory at a time."""
-
-    def __init__(
-        self,
-        source: FolderSource,
-        name: str,
-        box: Box,
-        dtype: np.dtype,
-        progress: ProgressBar,
-    ):
-        self._source = source
-        self._name = name
-        self._box = box
-        self._progress = progress
-        self.dtype = dtype
-        self.shape = box.shape
-        self.ndim = len(box.shape)
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        values = np.zeros(self.shape, self.dtype)  # rows that pad the vocabulary stay so
-        there = self._box.overlap(self._source.box(self._name))
-        if there.size:
-            self._source.read(self._name, there, values[there.seen_from(self._box)])
-        self._progress.add(values.nbytes)
-        return values
-
-
-class ConstantPart:
-    """A part of an array that has one number everywhere, and isn't in any folder."""
-
-    def __init__(self, box: Box, dtype: np.dtype, constant: float):
-        self._constant = constant
-        self.dtype = dtype
-        self.shape = box.shape
-        self.ndim = len(box.shape)
-
-    def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-        return np.full(self.shape, self._constant, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -270,15 +231,23 @@ def _parts(
         dtype, shape = needs[name]
         for box in _cut(shape, dtype.itemsize):
             if first <= at < last:
-                there = source.box(spec.name)
-                part = (
-                    ConstantPart(box, dtype, spec.constant)
-                    if there is None
-                    else LaterPart(source, spec.name, box, dtype, progress)
-                )
+                part = save.LaterPart(box, dtype, partial(_made, spec, source, progress))
                 parts.setdefault(name, []).append((part, save.Extent(shape, box.start)))
             at += box.size * dtype.itemsize
     return parts
+
+
+def _made(spec: Spec, source: FolderSource, progress: ProgressBar, box: Box, dtype: np.dtype) -> np.ndarray:
+    """Return a part of a weight; of one that isn't in the folder, its constant."""
+    there = source.box(spec.name)
+    if there is None:
+        return np.full(box.shape, spec.constant, dtype)
+    values = np.zeros(box.shape, dtype)  # rows that pad the vocabulary stay so
+    both = box.overlap(there)
+    if both.size:
+        source.read(spec.name, both, values[both.seen_from(box)])
+    progress.add(values.nbytes)
+    return values
 
 
 def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:

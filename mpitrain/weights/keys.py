@@ -112,18 +112,11 @@ def _kind_of(fields: Fields) -> tuple[str, ModelType]:
         fields.refuse("model_type", "needed the name of a kind of model", name)
     if isinstance(fields.tree.get("text_config"), Mapping):
         fields.refuse("model_type", "a model of text and images; needed one of text alone")
-    known = {
-        kind.name: (family, kind)
-        for family, family_object in _families()
-        for kind in family_object.model_types
-    }
+    families = FAMILIES.built_in().items()
+    known = {kind.name: (name, kind) for name, family in families for kind in family.model_types}
     if name not in known:
         fields.refuse("model_type", f"no family reads it; known are {listed(sorted(known), 40)}")
     return known[name]
-
-
-def _families() -> list[tuple[str, Any]]:
-    return list(FAMILIES.built_in().items())
 
 
 def filled(given: LoadedConfig, found: ModelKeys, where: str) -> LoadedConfig:
@@ -234,12 +227,13 @@ def fields_of(config: Config) -> tuple[ModelType, dict[str, Any]]:
     Raises WeightsError if no model type of the family has this model.
     """
     family = family_of(config.model)
-    for kind in family.model_types:
-        return kind, kind.write(config)
-    raise WeightsError(
-        f"model.family = {shown(config.model.family)} has no model type in Hugging Face folders that can say "
-        "this model"
-    )
+    if not family.model_types:
+        raise WeightsError(
+            f"model.family = {shown(config.model.family)} has no model type in Hugging Face folders that can "
+            "say this model"
+        )
+    kind = family.model_types[0]
+    return kind, kind.write(config)
 
 
 def config_json(

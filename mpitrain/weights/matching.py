@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from mpitrain.checkpoint.boxes import Box
+from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.errors import WeightsError, counted
 from mpitrain.inputs import listed, shown
 from mpitrain.model.families.catalog import plan_of
@@ -54,7 +54,7 @@ class Weight:
     @property
     def box(self) -> Box:
         """What the tensors have of it."""
-        return Box((0,) * len(self.spec.shape), (self.rows, *self.spec.shape[1:]))
+        return whole((self.rows, *self.spec.shape[1:]))
 
 
 def weights_of(plan: Plan, vocab: int) -> list[Weight]:

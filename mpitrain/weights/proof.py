@@ -105,7 +105,7 @@ def _bands_of(
 def _compare(saved: Checkpoint, weight: Weight, box: Box, found: np.ndarray, code: str) -> float:
     """Return the largest difference that the cast has made. Raises ExportError for any other."""
     name = PARAMETERS + weight.name
-    kept = saved.read(name, tuple(slice(a, b) for a, b in zip(box.start, box.stop)))
+    kept = saved.read(name, box.slices)
     array = saved.array(name)
     for chunk in array.chunks.inside(box):
         if digest(kept[array.chunks.box(chunk).seen_from(box)]) != array.digests[chunk]:

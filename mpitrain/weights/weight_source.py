@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from mpitrain.checkpoint.boxes import Box
+from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.errors import CheckpointError, WeightsError
@@ -76,15 +76,13 @@ class FolderSource:
 
     def _read(self, weight: Weight, tensor: str, box: Box, out: np.ndarray) -> None:
         if not weight.stored.plain:
-            whole = Box((0,) * len(box.start), box.stop)
-            self._take(tensor, out, self._whole(weight, tensor)[box.seen_from(whole)])
+            self._take(tensor, out, self._whole(weight, tensor)[box.slices])
             return
         entry = self._folder.entry(tensor)
         row_bytes = math.prod(entry.shape[1:]) * DTYPES[entry.code].itemsize
-        columns = tuple(slice(a, b) for a, b in zip(box.start[1:], box.stop[1:]))
         for band in bands(box, row_bytes):
             rows = self._folder.rows(tensor, band.start[0], band.stop[0])
-            self._take(tensor, out[band.seen_from(box)], rows[(slice(None), *columns)])
+            self._take(tensor, out[band.seen_from(box)], rows[(slice(None), *box.slices[1:])])
 
     def _take(self, tensor: str, out: np.ndarray, found: np.ndarray) -> None:
         if not widen_into(out, found):
@@ -155,14 +153,13 @@ class CheckpointSource:
         stored = f"parameters/{name}"
         if stored not in self._names:
             return None
-        shape = self._saved.array(stored).shape
-        return Box((0,) * len(shape), shape)
+        return whole(self._saved.array(stored).shape)
 
     def read(self, name: str, box: Box, out: np.ndarray) -> None:
         stored = f"parameters/{name}"
         row_bytes = math.prod(box.shape[1:]) * out.itemsize
         for band in bands(box, row_bytes):
-            values = self._saved.read(stored, tuple(slice(a, b) for a, b in zip(band.start, band.stop)))
+            values = self._saved.read(stored, band.slices)
             if not widen_into(out[band.seen_from(box)], values):
                 raise CheckpointError(
                     f"{shown(self._saved.path)}: {shown(stored)} holds NaN or infinite numbers; use another "

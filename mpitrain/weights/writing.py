@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpitrain.checkpoint.boxes import Box
+from mpitrain.checkpoint.boxes import Box, whole
 from mpitrain.checkpoint.files import SEND_BYTES, start_writeback
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
@@ -183,12 +183,10 @@ def _cast_rows(weight: Weight, expert: int, saved: Checkpoint, tensor: OutTensor
 def _bands(weight: Weight, saved: Checkpoint) -> Iterator[Box]:
     """Yield runs of rows of what one tensor has of a weight."""
     itemsize = saved.array(f"parameters/{weight.name}").dtype.itemsize
-    shape = weight.ours
-    return bands(Box((0,) * len(shape), shape), math.prod(shape[1:]) * itemsize)
+    return bands(whole(weight.ours), math.prod(weight.ours[1:]) * itemsize)
 
 
 def _rows(saved: Checkpoint, weight: Weight, expert: int, box: Box) -> np.ndarray:
-    where = tuple(slice(a, b) for a, b in zip(box.start, box.stop))
     if weight.by_expert:
-        return saved.read(f"parameters/{weight.name}", (slice(expert, expert + 1), *where))[0]
-    return saved.read(f"parameters/{weight.name}", where)
+        return saved.read(f"parameters/{weight.name}", (slice(expert, expert + 1), *box.slices))[0]
+    return saved.read(f"parameters/{weight.name}", box.slices)

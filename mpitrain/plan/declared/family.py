@@ -85,8 +85,7 @@ class ModelFamily:
     weight_names: for each other format, its name of each weight, by ours; `{block}` and `{expert}`
     are numbers (model/families/names.py). A weight that lies there otherwise than here has a Stored
     (plan/declared/hugging_face.py). Empty: the family can't be read or written in it.
-    model_types: how config.json says this family in Hugging Face folders; of several the first
-    whose write() doesn't return None is written.
+    model_types: how config.json says this family in Hugging Face folders; the first is written.
     """
 
     name: str
