@@ -70,34 +70,28 @@ def attended(
     return site.between([AttentionSegment(projection, core, output)], norm)
 
 
+@dataclass(eq=False)
 class Projection(Segment):
     """Queries, keys and values of norm(x), turned by their positions.
 
     Without `norm`, x is normalised already.
 
+    weights, biases: of queries, keys and values.
     rotary: None: they aren't turned.
     fp8: here and below, multiply in fp8.
-    biases: of queries, keys and values.
     norms: of each head's queries, and of its keys.
-    head_width: 0: that of `rotary`.
     whole: norms are of all heads together. With tensor parallelism an item after this one has
     them, and here nothing is turned or divided into heads.
     """
 
-    def __init__(
-        self, norm: NormSegment | None, q: Parameter, k: Parameter, v: Parameter, rotary: Rotary | None,
-        fp8: bool = False,
-        biases: tuple[Parameter, ...] = (), norms: tuple[Parameter, ...] = (), head_width: int = 0,
-        whole: bool = False,
-    ):  # fmt: skip
-        self.norm = norm
-        self.head_width = head_width or rotary.width
-        self.weights = (q, k, v)
-        self.rotary = rotary
-        self.fp8 = fp8
-        self.biases = biases
-        self.norms = norms
-        self.whole = whole
+    norm: NormSegment | None
+    weights: tuple[Parameter, Parameter, Parameter]
+    rotary: Rotary | None
+    head_width: int
+    fp8: bool = False
+    biases: tuple[Parameter, ...] = ()
+    norms: tuple[Parameter, ...] = ()
+    whole: bool = False
 
     def compute(
         self, x_BTD: torch.Tensor, context: Context, tape: Tape
@@ -126,16 +120,16 @@ class Projection(Segment):
         return self.rotary(q_BHTC, *at), self.rotary(k_BKTC, *at), v_BKTC
 
 
+@dataclass(eq=False)
 class Output(Segment):
     """AttentionSegment's result [B, H, T, C] back to the width of the model.
 
     value_width: features of a head that are values; None: all.
     """
 
-    def __init__(self, output: Parameter, fp8: bool = False, value_width: int | None = None):
-        self.output = output
-        self.fp8 = fp8
-        self.value_width = value_width
+    output: Parameter
+    fp8: bool = False
+    value_width: int | None = None
 
     def compute(self, a_BHTC: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         return self.of(a_BHTC, None, tape)
@@ -149,6 +143,7 @@ class Output(Segment):
         return a_BHTC[..., : self.value_width].transpose(1, 2).flatten(-2)
 
 
+@dataclass(eq=False)
 class Core(Segment):
     """Attention proper, of queries, keys and values: causal, grouped queries (arXiv:2305.13245).
 
@@ -157,9 +152,8 @@ class Core(Segment):
     request: without tensors.
     """
 
-    def __init__(self, request: AttentionRequest = PLAIN, sinks: Parameter | None = None):
-        self.request = request
-        self.sinks = sinks
+    request: AttentionRequest = PLAIN
+    sinks: Parameter | None = None
 
     def asked(
         self,
@@ -208,6 +202,7 @@ class Core(Segment):
         return q_BHTC, k_BKTC, v_BKTC
 
 
+@dataclass(eq=False)
 class AttentionSegment(Segment):
     """output(attention(norm(x))) in one segment.
 
@@ -215,10 +210,9 @@ class AttentionSegment(Segment):
     projection: None: x is queries, keys and values.
     """
 
-    def __init__(self, projection: Segment | None, core: Core, output: Output):
-        self.projection = projection
-        self.core = core
-        self.output = output
+    projection: Segment | None
+    core: Core
+    output: Output
 
     def compute(self, x: Tensors, context: Context, tape: Tape) -> torch.Tensor:
         qkv = x if self.projection is None else self.projection.compute(x, context, tape)

@@ -7,6 +7,7 @@ microbatch, T tokens each, N = B T, D width, V vocabulary.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -126,12 +127,12 @@ class LearnedPositions:
         return positions_within(in_order).gather(1, order[:, here])
 
 
+@dataclass(eq=False)
 class EmbeddingLookup:
     """Token numbers to vectors, times `scale`. Written by hand: integers have no gradient."""
 
-    def __init__(self, weight: Parameter, scale: float = 1.0):
-        self.weight = weight
-        self.scale = scale
+    weight: Parameter
+    scale: float = 1.0
 
     def forward(self, x: None, context: Context) -> Walk:
         """Look up the tokens [B, T] of the context."""
@@ -185,13 +186,13 @@ def _position_scores(
     return torch.stack((loss_BT, logits_BTV.argmax(-1).to(loss_BT.dtype)))
 
 
+@dataclass(eq=False)
 class HeadSegment(Segment):
     """Norm, logits and the summed cross-entropy of a microbatch; without targets, the logits."""
 
-    def __init__(self, norm: Parameter, norm_bias: Parameter | None, limits: LogitLimits):
-        self.norm = norm
-        self.norm_bias = norm_bias
-        self.limits = limits
+    norm: Parameter
+    norm_bias: Parameter | None
+    limits: LogitLimits
 
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         normed_BTD = tape.norm(x_BTD, self.norm, self.norm_bias)

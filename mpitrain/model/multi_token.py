@@ -21,13 +21,13 @@ from mpitrain.parallel.walk import Item, Later, Walk, backward, forward
 from mpitrain.parallel.zero.parameters import Parameter
 
 
+@dataclass(eq=False)
 class Join(Segment):
     """projection [ norm(hidden) | norm(token) ]. With tensor parallelism every rank has all of it."""
 
-    def __init__(self, hidden_norm: Parameter, token_norm: Parameter, projection: Parameter):
-        self.hidden_norm = hidden_norm
-        self.token_norm = token_norm
-        self.projection = projection
+    hidden_norm: Parameter
+    token_norm: Parameter
+    projection: Parameter
 
     def compute(self, x: tuple[torch.Tensor, ...], context: Context, tape: Tape) -> torch.Tensor:
         hidden_BTD, token_BTD = x

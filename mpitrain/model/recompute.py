@@ -12,7 +12,7 @@ checkpointing.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +21,7 @@ from mpitrain.parallel.microbatch import Context, KeepAll, ignored
 from mpitrain.parallel.walk import Item, Later, Walk, backward, forward
 
 
+@dataclass(eq=False)
 class Recomputed:
     """A group of blocks of which only the input is kept.
 
@@ -29,8 +30,7 @@ class Recomputed:
     group what it sends: a rehearsal walks it, too.
     """
 
-    def __init__(self, blocks: Sequence[Sequence[Item]]):
-        self.blocks = blocks
+    blocks: Sequence[Sequence[Item]]
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         kept = context.keeping.put(x)

@@ -9,6 +9,7 @@ vectors wait with them: until they are added, no buffer is needed.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -70,6 +71,7 @@ class Tape:
     functions of these return how.
     functions: what is between products.
     regathered: the input of the segment, where the backward gathers it again.
+    records: a backward follows; without one, the same functions run without what autograd costs each call.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Tape:
         selective: bool = False,
         functions: Functions = EAGER,
         regathered: RegatheredInput | None = None,
+        records: bool = True,
     ):
+        self.records = records
         self.selective = selective
         self.functions = functions
         self.regathered = regathered
@@ -100,11 +104,13 @@ class Tape:
         """
         if fp8_products:
             return linear.Fp8Products.apply(x, parameters, self.deferred, recompute, self.functions.quantise)
+        if not self.records:
+            return tuple(product(x, parameter.data) for parameter in parameters)
         return linear.Products.apply(x, parameters, self.deferred, recompute)
 
     def plus(self, x: torch.Tensor, bias: Parameter) -> torch.Tensor:
         """Return x + bias."""
-        return _Plus.apply(x, bias, self.small)
+        return _Plus.apply(x, bias, self.small) if self.records else x + bias.data
 
     def norm(
         self,
@@ -117,6 +123,8 @@ class Tape:
 
         again: keep x, so that the result can be made again.
         """
+        if not self.records:
+            return selective.normed(x, parameter, bias, self.functions)[0]
         return selective.Norm.apply(x, parameter, bias, self.small, again, self.functions)
 
     def normed(
@@ -139,7 +147,8 @@ class Tape:
     ) -> tuple[torch.Tensor, Again | None]:
         """Return activation(gate) times what is scaled by it, and how to make it again."""
         functions = self.functions.gated_by(activation)
-        if not self.selective and functions.keep_activated:  # autograd keeps it
+        autograd_keeps = not self.selective and functions.keep_activated
+        if autograd_keeps or not self.records:
             return functions.gated(gate, up)[0], None
         y = selective.Gated.apply(gate, up, functions)
         return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
@@ -173,42 +182,6 @@ class Tape:
         return WeightGradients(addends)
 
 
-class TapeWithoutBackward(Tape):
-    """What a forward without gradients calls: the same functions, without what autograd costs each call."""
-
-    def linears(
-        self,
-        x: torch.Tensor,
-        parameters: tuple[Parameter, ...],
-        recompute: Again | RegatheredInput | None = None,
-        fp8_products: bool = False,
-    ) -> tuple[torch.Tensor, ...]:
-        """Return x @ parameter.T for each parameter."""
-        if fp8_products:
-            return super().linears(x, parameters, recompute, fp8_products)
-        return tuple(product(x, parameter.data) for parameter in parameters)
-
-    def plus(self, x: torch.Tensor, bias: Parameter) -> torch.Tensor:
-        """Return x + bias."""
-        return x + bias.data
-
-    def norm(
-        self,
-        x: torch.Tensor,
-        parameter: Parameter,
-        bias: Parameter | None = None,
-        again: bool = False,
-    ) -> torch.Tensor:
-        """Return RMSNorm(x); with a bias, LayerNorm(x)."""
-        return selective.normed(x, parameter, bias, self.functions)[0]
-
-    def gated(
-        self, gate: torch.Tensor, up: torch.Tensor, activation: Activation = SILU
-    ) -> tuple[torch.Tensor, Again | None]:
-        """Return activation(gate) times what is scaled by it."""
-        return self.functions.gated_by(activation).gated(gate, up)[0], None
-
-
 class Segment:
     """A local piece of a block, differentiated by autograd.
 
@@ -222,7 +195,7 @@ class Segment:
         """Compute; without gradients enabled nothing is kept."""
         yield None
         if not torch.is_grad_enabled():
-            return self.compute(x, context, TapeWithoutBackward(functions=context.functions)), None
+            return self.compute(x, context, Tape(functions=context.functions, records=False)), None
         tape = Tape(context.keeping.selective, context.functions, context.regathered)
         leaf = torch.empty(0, requires_grad=True)
         with context.keeping.saving():
@@ -263,12 +236,12 @@ def _each(x: Tensors, function: Callable) -> Any:
     return tuple(map(function, x)) if isinstance(x, tuple) else function(x)
 
 
+@dataclass(eq=False)
 class NormSegment(Segment):
     """A norm alone, where a communication follows it."""
 
-    def __init__(self, norm: Parameter, bias: Parameter | None = None):
-        self.norm = norm
-        self.bias = bias
+    norm: Parameter
+    bias: Parameter | None = None
 
     def compute(self, x: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         return tape.norm(x, self.norm, self.bias, again=context.regathered is not None)
@@ -285,11 +258,11 @@ def norm_segment(own: Mapping[str, Parameter], name: str) -> list[NormSegment]:
     return [] if weight is None else [NormSegment(weight, own.get(f"{name}.bias"))]
 
 
+@dataclass(eq=False)
 class Bias(Segment):
     """A bias alone, after the communication that sums what it is added to: once, not by every rank."""
 
-    def __init__(self, bias: Parameter):
-        self.bias = bias
+    bias: Parameter
 
     def compute(self, x: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         return tape.plus(x, self.bias)

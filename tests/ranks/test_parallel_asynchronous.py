@@ -73,7 +73,7 @@ def segments(axis, length):
             (BATCH, length, WIDTH),
             [(BATCH, length, WIDTH)],
         ),
-        "gather": (Projection(None, q, k, v, rotary), (q, k, v), (BATCH, length, WIDTH), heads),
+        "gather": (Projection(None, (q, k, v), rotary, 4), (q, k, v), (BATCH, length, WIDTH), heads),
         "scatter": (Output(output), (output,), (BATCH, 3, whole, 4), [(BATCH, length, WIDTH)]),
     }
 

@@ -228,13 +228,13 @@ class Attention(Layer):
         norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if has_norms else ()
         projection = Projection(
             None if site.tp else norm,
-            *(own[f"attention.{name}.weight"] for name in "qkv"),
+            tuple(own[f"attention.{name}.weight"] for name in "qkv"),
             None if self.rope is None else site.rotary(self.rope),
-            site.fp8,
-            biases,
-            norms,
             heads.width,
-            self.normed_whole,
+            fp8=site.fp8,
+            biases=biases,
+            norms=norms,
+            whole=self.normed_whole,
         )
         over_tp = None
         if self.normed_whole and site.tp:
