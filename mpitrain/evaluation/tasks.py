@@ -198,7 +198,6 @@ def _mean(hits: Sequence[bool]) -> float:
 
 
 def _error_of_mean(hits: Sequence[bool]) -> float:
-    """Return the standard error of the mean, from the sample's variance."""
     if len(hits) < 2:
         return 0.0
     mean = _mean(hits)

@@ -82,7 +82,6 @@ class AttendByTiles(torch.autograd.Function):
 
 
 def _attend(q, k, v, request: AttentionRequest, mask: torch.Tensor | None, whole: bool):
-    """Return the output and the log-sum-exp."""
     if whole:
         return attention_tiles.attend(q, k, v, causal=True, request=request)
     if request.spans is None:

@@ -223,7 +223,6 @@ class ExpertMixture:
         return ExpertRows(dispatched.x, dispatched.weights, gate, up, dispatched.loads)
 
     def _made(self, rows: ExpertRows) -> torch.Tensor:
-        """Return what the experts make of their rows."""
         weights = rows.weights.to(rows.x.dtype)
         hidden = self.activation.activation(rows.gate).mul_(self.activation.scale(rows.up)).mul_(weights)
         made = grouped_product(hidden, self.down.data, rows.loads)

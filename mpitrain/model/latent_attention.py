@@ -123,7 +123,6 @@ class Up(Segment):
         return q, latent_B1SL, latent_B1SL[..., : widths.kv]
 
     def _heads(self, x: torch.Tensor, weight: Parameter, width: int, tape: Tape) -> torch.Tensor:
-        """Return x @ weight.T, head by head. width: of one."""
         return tape.linears(x, (weight,))[0].unflatten(-1, (-1, width)).transpose(1, 2)
 
 

@@ -64,8 +64,6 @@ class Rotary:
 
 
 class _Turned(torch.autograd.Function):
-    """x turned; the gradient is turned back."""
-
     @staticmethod
     def forward(ctx, x, rotary: Rotary, *at):
         ctx.rotary = rotary
@@ -111,7 +109,6 @@ def rates(rope: Rope, length: int) -> torch.Tensor:
 
 
 def _grown(theta: float, width: int, scaling: Dynamic, length: int) -> float:
-    """Return the theta of sequences of `length` tokens after dynamic scaling."""
     if width == 2:
         return theta  # one pair, which turns by 1 with any
     beyond = max(length, scaling.length) / scaling.length - 1
@@ -119,7 +116,6 @@ def _grown(theta: float, width: int, scaling: Dynamic, length: int) -> float:
 
 
 def _scaled_as_llama3(rates_C: torch.Tensor, scaling: Llama3) -> torch.Tensor:
-    """Return the rates [C/2] after Llama 3.1's scaling."""
     turns = rates_C * scaling.length / (2 * math.pi)
     kept = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
     return rates_C * kept + rates_C / scaling.factor * (1 - kept)

@@ -71,7 +71,6 @@ def summed(numbers: torch.Tensor) -> list[float]:
 
 
 def _add(numbers: torch.Tensor, sums: torch.Tensor) -> None:
-    """Add finite numbers to the digits of `sums`."""
     fraction, exponent = torch.frexp(numbers)
     bits = fraction.mul_(2.0**53).long()
     place = exponent.long() + (LOWEST - 53)

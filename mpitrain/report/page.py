@@ -168,7 +168,6 @@ def _shape(runs: Sequence[RecordedRun]) -> str:
 
 
 def _figures(runs: Sequence[RecordedRun], over: str) -> dict[str, PageFigure]:
-    """Return all figures of a page by name."""
     titles = {curve.figure: curve.column for curve in evaluated([run.steps for run in runs])}
     placed = {
         name: PageFigure("evaluation" if name in titles else "curves", plot, titles.get(name, ""))

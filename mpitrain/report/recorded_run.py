@@ -203,7 +203,6 @@ def _keys(rundir: RunDir, notes: list[str]) -> list[tuple[str, str, str]]:
 
 
 def _as_typed(value: Any) -> str:
-    """Return a value as a configuration has it: true, ["csv"]."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

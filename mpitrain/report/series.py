@@ -230,7 +230,6 @@ class StepReader:
 
 
 def _line_of(kind: type[Kind], line: bytes) -> Kind | None:
-    """Return what a line has of a kind; None if it is none."""
     try:
         return msgspec.json.decode(line, type=kind) if line else None
     except (msgspec.MsgspecError, ValueError, RecursionError):

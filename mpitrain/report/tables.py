@@ -93,7 +93,6 @@ def _run(run: RecordedRun) -> Iterator[Sequence[object]]:
 
 
 def _parts(run: RecordedRun) -> Iterator[Sequence[object]]:
-    """Yield a step's parts, predicted beside measured."""
     predicted, measured = run.summary.predicted_s, run.summary.measured_s
     for part in dict.fromkeys([*measured, *predicted]):
         yield part, _ms(predicted.get(part)), _ms(measured.get(part))
@@ -211,7 +210,6 @@ def _samples(run: RecordedRun) -> Iterator[Sequence[object]]:
 
 
 def _sampled(run: RecordedRun) -> Iterator[tuple[object, str, dict[str, Any]]]:
-    """Yield step, task and answer."""
     if run.steps.samples is not None:
         for name, samples in run.steps.samples.samples.items():
             yield from ((run.steps.samples.step, name, sample) for sample in samples)

@@ -167,7 +167,6 @@ def opened_checkpoint(path: str) -> Checkpoint:
 
 
 def _keys_of(config: Config) -> dict[str, object]:
-    """Return what a resolved configuration says of its model."""
     keys = {}
     for table in TABLES:
         for key, value in msgspec.to_builtins(getattr(config, table)).items():
@@ -217,7 +216,6 @@ def _set_keys(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _run_of(saved: Checkpoint) -> RunDir | None:
-    """Return the run directory that a step lies in; None for a step elsewhere."""
     checkpoints = saved.path.parent
     return RunDir(checkpoints.parent) if checkpoints.name == CHECKPOINTS else None
 

@@ -346,6 +346,5 @@ def _vocabulary(content: bytes) -> dict[str, int]:
 
 
 def _without_tokens(content: bytes) -> bytes:
-    """Return an object of JSON without the fields that hold numbers of tokens."""
     tree = object_of(content)
     return as_json({name: value for name, value in tree.items() if not name.endswith(OF_TOKENS)})

@@ -223,7 +223,6 @@ def _write(
     syncing: Syncing,
     each: Callable[[int], object],
 ) -> None:
-    """Write this rank's files."""
     mine = list(written.shards.items())[team.rank :: team.size]
     for name, tensors in mine:
         try:
@@ -236,7 +235,6 @@ def _write(
 
 
 def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -> None:
-    """Write all but the weights."""
     data = source.config.data
     tokens = special_tokens(source.run, source.companions, data)
     described = config_json(source.config, NAMED[written.dtype], tokens.kept, tokens.own)
@@ -340,7 +338,6 @@ def _read_share(
 def _rows(
     written: ExportPlan, source: ExportSource, found: ExportDigests, prove: bool | None
 ) -> list[tuple[str, str]]:
-    """Return the table of the proof."""
     folder, matched = opened(written.path, source.plan)
     with folder:
         tensors = tensors_of((*matched.weights, *matched.zeros))

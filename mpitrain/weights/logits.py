@@ -148,7 +148,6 @@ def _theirs(
 def _ours(
     folder: ModelFolder, matched: Matched, config: Config, tokens: np.ndarray, compute: str
 ) -> np.ndarray:
-    """Return our logits, of the whole model as one stage on this rank."""
     import torch  # an export without this proof needs none
 
     from mpitrain.actor.stage import assemble

@@ -176,7 +176,6 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
 
 
 def _absent_biases(weights: Sequence[Weight], there: Mapping[str, str]) -> list[Weight]:
-    """Return the biases of routers, if the folder has none of them."""
     biases = [weight for weight in weights if weight.spec.group == BIAS]
     return [] if any(weight.tensors[0] in there for weight in biases) else biases
 

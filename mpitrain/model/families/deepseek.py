@@ -26,7 +26,6 @@ LATENT_EPS = 1e-6  # of norms of latent vectors in the published code, whatever 
 
 
 def _deepseek_v3(config: ResolvedConfig) -> ModelLayers:
-    """Return the layers of a resolved configuration's model."""
     model = config.model
     own = config.attention
     sizes = head_width(config), own.value_width, own.q_rank, own.kv_rank

@@ -105,7 +105,6 @@ def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, A
 
 
 def _is_length(value: Any) -> bool:
-    """Return whether a value is a whole number from 1 on."""
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return whole and not isinstance(value, bool) and 1 <= value < 2**31
 
@@ -141,7 +140,6 @@ def _magnitude(factor: float, mscale: float) -> float:
 
 
 def _scaling(config: ResolvedConfig) -> dict[str, Any]:
-    """Return rope_type, and what it has besides."""
     attention = config.attention
     kind = _kind(attention)
     scaling = {field: getattr(attention, key) for field, key in SCALINGS.get(kind, {}).items()}
