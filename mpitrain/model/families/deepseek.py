@@ -17,7 +17,7 @@ from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.layers.latent_attention import LatentAttention, latent_heads
 from mpitrain.model.layers.rope import rope_of
 from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily
-from mpitrain.plan.declared.hugging_face import Fields, ModelType, Stored, Views
+from mpitrain.plan.declared.hugging_face import ConfigField, Fields, ModelType, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.settings.attention import head_width
@@ -79,16 +79,13 @@ _NAMES = (
 )
 
 
-class AllHeads:
+class AllHeads(ConfigField):
     """Latent attention has keys for each head: no key says how many. After the sizes."""
 
     def read(self, fields: Fields) -> None:
         if fields.keys.pop("model.kv_heads") != fields.keys["model.heads"]:
             fields.refuse("num_key_value_heads", "latent attention has keys for each of num_attention_heads")
         fields.lines = [line for line in fields.lines if not line.startswith("model.kv_heads")]
-
-    def write(self, config: ResolvedConfig) -> dict[str, Any]:
-        return {}
 
 
 class WidthsOfHeads:

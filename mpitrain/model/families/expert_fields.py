@@ -86,11 +86,8 @@ class DenseBlocks:
         return dict(first_k_dense_replace=first)
 
 
-class NoFurtherTokens:
+class NoFurtherTokens(ConfigField):
     """Blocks that predict further tokens aren't written; weights/keys.py reads how many there are."""
-
-    def read(self, fields: Fields) -> None:
-        pass
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(num_nextn_predict_layers=0)

@@ -58,25 +58,18 @@ def optional(name: str, key: str, default: int) -> Whole:
 
 @dataclass(frozen=True)
 class Number:
-    """A number above 0."""
+    """A number above 0. share: from 0 to below 1."""
 
     name: str
     key: str
     default: float
+    share: bool = False
 
     def read(self, fields: Fields) -> None:
-        fields.number(self.name, self.default, to=self.key)
+        fields.number(self.name, self.default, to=self.key, share=self.share)
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {self.name: value_of(config, self.key)}
-
-
-@dataclass(frozen=True)
-class Share(Number):
-    """A number from 0 to below 1."""
-
-    def read(self, fields: Fields) -> None:
-        fields.share(self.name, self.default, to=self.key)
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ class Unwritten(Only):
         return {}
 
 
-class Ignored:
+class Ignored(ConfigField):
     """Fields that say nothing of the model."""
 
     def __init__(self, *names: str):
@@ -126,9 +119,6 @@ class Ignored:
 
     def read(self, fields: Fields) -> None:
         fields.take_no_notice(*self.names)
-
-    def write(self, config: ResolvedConfig) -> dict[str, Any]:
-        return {}
 
 
 SILU = Only("hidden_act", "silu", "swish")
@@ -171,11 +161,8 @@ class KeyValueHeads:
         return dict(num_key_value_heads=config.model.kv_heads)
 
 
-class Length:
+class Length(ConfigField):
     """The longest text, which is read beside a scaling of positions, and the spread of first weights."""
-
-    def read(self, fields: Fields) -> None:
-        pass
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return dict(max_position_embeddings=longest(config), initializer_range=0.02)

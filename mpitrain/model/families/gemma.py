@@ -17,7 +17,7 @@ from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_ARO
 from mpitrain.model.families.rope_fields import RopeByKind, RopeField
 from mpitrain.model.families.window_fields import Windows
 from mpitrain.plan.declared.family import ROTARY, WINDOWS, ModelFamily
-from mpitrain.plan.declared.hugging_face import Fields, ModelType
+from mpitrain.plan.declared.hugging_face import ConfigField, Fields, ModelType
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
 from mpitrain.plan.declared.resolved import ResolvedConfig
@@ -62,14 +62,11 @@ class Cap:
         return {self.name: value_of(config, self.key) or None}
 
 
-class NoCaps:
+class NoCaps(ConfigField):
     def read(self, fields: Fields) -> None:
         for name in ("attn_logit_softcapping", "final_logit_softcapping"):
             if fields.take(name, None, null=0):
                 fields.refuse(name, "needed null in a model of this family")
-
-    def write(self, config: ResolvedConfig) -> dict[str, Any]:
-        return {}
 
 
 class WindowsByPattern(Windows):

@@ -14,7 +14,7 @@ import numpy as np
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import attentions, with_ends
-from mpitrain.model.families.fields import Flag, Ignored, Share, Unwritten, VocabularySize, Whole, eps
+from mpitrain.model.families.fields import Flag, Ignored, Number, Unwritten, VocabularySize, Whole, eps
 from mpitrain.model.families.names import HUGGING_FACE
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.plan.declared.family import ModelFamily, width_of_head
@@ -158,7 +158,7 @@ _FIELDS = (
     Unwritten("scale_attn_weights", True),
     Unwritten("scale_attn_by_inverse_layer_idx", False),
     Unwritten("reorder_and_upcast_attn", False),
-    *(Share(name, f"model.{key}", 0.1) for name, key in DROPOUTS.items()),
+    *(Number(name, f"model.{key}", 0.1, share=True) for name, key in DROPOUTS.items()),
     Ignored("n_ctx"),
 )
 

@@ -86,6 +86,7 @@ class ConfigField(Protocol):
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         """Return what the file says for a resolved configuration. Raises ConfigError if it can't."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -238,20 +239,13 @@ class Fields:
             self.refuse(name, f"needed a whole number from {least} {end}", value)
         return self._given(name, value, to)
 
-    def number(self, name: str, default: Any = REQUIRED, *, to: str = "") -> float:
-        """Return a finite number above 0, and give it to the key `to`."""
+    def number(self, name: str, default: Any = REQUIRED, *, to: str = "", share: bool = False) -> float:
+        """Return a finite number above 0, and give it to the key `to`. share: from 0 to below 1."""
         value = self.take(name, default)
-        wrong = not isinstance(value, int | float) or isinstance(value, bool)
-        if wrong or not 0 < value < 1e300:
-            self.refuse(name, "needed a number above 0", value)
-        return self._given(name, float(value), to)
-
-    def share(self, name: str, default: Any = REQUIRED, *, to: str = "") -> float:
-        """Return a number from 0 to below 1, and give it to the key `to`."""
-        value = self.take(name, default)
-        wrong = not isinstance(value, int | float) or isinstance(value, bool)
-        if wrong or not 0 <= value < 1:
-            self.refuse(name, "needed a number from 0 to below 1", value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (0 <= value < 1 if share else 0 < value < 1e300):
+            needed = "a number from 0 to below 1" if share else "a number above 0"
+            self.refuse(name, f"needed {needed}", value)
         return self._given(name, float(value), to)
 
     def flag(self, name: str, default: Any = REQUIRED, *, to: str = "") -> bool:
