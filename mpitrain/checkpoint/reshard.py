@@ -120,9 +120,9 @@ def _parts(
             boxes = [whole(array.shape)]
         read = partial(_read, source, progress, name)
         if boxes:
-            parts[name] = [
-                (save.LaterPart(box, array.dtype, read), save.Extent(array.shape, box.start)) for box in boxes
-            ]
+            later = [save.LaterPart(box, array.dtype, read) for box in boxes]
+            extents = [save.Extent(array.shape, box.start) for box in boxes]
+            parts[name] = list(zip(later, extents))
     return parts
 
 

@@ -364,7 +364,7 @@ def _is_begun(folder: Path) -> bool:
 
 
 def run_that_has(path: Path) -> Path | None:
-    """Return the directory of the run that keeps a file of this name, None if none does. Raises OSError."""
+    """Return the directory of the run that keeps a file, None if none does. Raises OSError."""
     where = Path(os.path.realpath(path.parent), path.name)
     for folder in where.parents:
         if where.relative_to(folder).parts[0] in ENTRIES and _is_begun(folder):

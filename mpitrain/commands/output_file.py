@@ -38,9 +38,7 @@ def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
 def refuse_file_of_a_run(option: str, path: Path) -> None:
     """Raise ConfigError for a file that a run keeps in its directory. Raises OSError."""
     if (run := run_that_has(path)) is not None:
-        raise ConfigError(
-            f"{option} {shown(path)}: it belongs to the run in {shown(run)}; give a file of another name"
-        )
+        raise ConfigError(f"{option} {shown(path)}: it belongs to the run in {shown(run)}; give another name")
 
 
 def require_plotting(out: str, option: str = "--out") -> None:

@@ -26,8 +26,10 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 class AttendByTiles(torch.autograd.Function):
-    """Attention in blocks of a window (0: all), with sinks and with soft-capped scores, as asked; document
-    by document; or in one tile, in fp32 where torch's own is slow and nothing of these is asked.
+    """Attention in blocks of a window (0: all), with sinks and with soft-capped scores, as asked.
+
+    Document by document, if asked; where nothing of these is, in one tile: fp32 whose own kernel in
+    torch is slow.
 
     small: takes the gradient of the sinks.
     again: keep queries, keys and values, and not the result.

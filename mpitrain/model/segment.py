@@ -71,7 +71,7 @@ class Tape:
     functions of these return how.
     functions: what is between products.
     regathered: the input of the segment, where the backward gathers it again.
-    records: a backward follows; without one, the same functions run without what autograd costs each call.
+    records: a backward follows; without one the same functions run, without what autograd costs.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 class Norm(torch.autograd.Function):
-    """RMSNorm (arXiv:1910.07467), or with a bias LayerNorm (arXiv:1607.06450), with a backward of its own.
+    """RMSNorm (arXiv:1910.07467), with a bias LayerNorm (arXiv:1607.06450); a backward of its own.
 
     again: keep the input, not what has the norm 1; if the input is kept by nobody else, nothing is
     won.
@@ -55,9 +55,10 @@ class Norm(torch.autograd.Function):
             (_, unit), ctx.made = ctx.made, None
         weight, bias = ctx.parameters
         if bias is None:
-            grad, *of_vectors = ctx.functions.norm_backward(grad_of_output, factor(weight), unit, scale)
+            grads = ctx.functions.norm_backward(grad_of_output, factor(weight), unit, scale)
         else:
-            grad, *of_vectors = layer_norm_backward(grad_of_output, weight.data, unit, scale)
+            grads = layer_norm_backward(grad_of_output, weight.data, unit, scale)
+        grad, *of_vectors = grads
         ctx.small += zip(ctx.parameters, of_vectors)
         return grad, *5 * [None]
 
@@ -65,7 +66,7 @@ class Norm(torch.autograd.Function):
 def normed(
     x: torch.Tensor, weight: Parameter, bias: Parameter | None, functions: Functions
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the norm of x, x with the norm 1 and its factor; without a bias RMSNorm, else LayerNorm."""
+    """Return norm(x), x with the norm 1, and its factor: of RMSNorm, with a bias of LayerNorm."""
     if bias is None:
         return functions.norm(x, factor(weight), weight.spec.eps)
     return layer_norm(x, weight.data, bias.data, weight.spec.eps)

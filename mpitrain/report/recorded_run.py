@@ -227,7 +227,7 @@ def _lines(path: Path, kind: type, notes: list[str]) -> list:
 
 
 def _decoded(path: Path, most_bytes: int, absent: Kind, notes: list[str]) -> Kind:
-    """Return what a file of JSON holds; `absent`, of the same type, where it isn't there or can't be read."""
+    """Return what a file of JSON holds; `absent`, of its type, where it is absent or damaged."""
     try:
         return msgspec.json.decode(read_regular(path, most_bytes), type=type(absent))
     except FileNotFoundError:

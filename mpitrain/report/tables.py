@@ -25,7 +25,7 @@ MOST_SAMPLES = 20
 class RunTable(NamedTuple):
     """A table of all runs, whose first column names the run.
 
-    section: of the page. head: names of the other columns. rows: of one run. title: above the table.
+    section: of the page. head: names of the other columns. rows: of one run. title: above it.
     """
 
     section: str
@@ -45,7 +45,7 @@ def tables(runs: Sequence[RecordedRun]) -> dict[str, str]:
     return {section: made for section, made in content.items() if made}
 
 
-def _of_runs(runs: Sequence[RecordedRun], head: tuple[str, ...], rows_of: Callable, title: str) -> str:
+def _of_runs(runs: Sequence[RecordedRun], head: Sequence[str], rows_of: Callable, title: str) -> str:
     rows = [(label_of(number), *row) for number, run in enumerate(runs) for row in rows_of(run)]
     shown = table(("", *head), rows)
     return f"<h3>{title}</h3>{shown}" if title and shown else shown
@@ -89,7 +89,8 @@ def _run(run: RecordedRun) -> Iterator[Sequence[object]]:
     last, median = run.steps.last, run.steps.median
     counts = [int(x) if math.isfinite(x) else x for x in map(last, ("step", "tokens", "skipped"))]
     rates = median("tokens_per_s"), 100 * median("mfu"), 100 * median("hfu")
-    yield run.path, *counts[:2], last("loss"), last("val_loss"), *rates, run.steps.num_spikes, counts[2]
+    losses = last("loss"), last("val_loss")
+    yield run.path, *counts[:2], *losses, *rates, run.steps.num_spikes, counts[2]
 
 
 def _parts(run: RecordedRun) -> Iterator[Sequence[object]]:
@@ -126,7 +127,8 @@ def _memory(run: RecordedRun) -> Iterator[Sequence[object]]:
 def _communication(run: RecordedRun) -> Iterator[Sequence[object]]:
     count = run.steps.num_sampled
     for name, cost in run.steps.comm.items():
-        yield name, cost.bytes / 1e6 / count, 1e3 * cost.blocked_s / count, 1e3 * cost.overlapped_s / count
+        waits = (1e3 * seconds / count for seconds in (cost.blocked_s, cost.overlapped_s))
+        yield name, cost.bytes / 1e6 / count, *waits
 
 
 def _communication_of_ranks(run: RecordedRun) -> Iterator[Sequence[object]]:

@@ -292,5 +292,5 @@ def test_a_result_is_not_written_over_what_belongs_to_a_run(evaluated):
     for name in ("config.toml", "checkpoints/result.json"):
         out = evaluated.run / name
         said = command("eval", evaluated.run, "--data", evaluated.files[0], "--out", out, code=2)
-        assert f"it belongs to the run in {evaluated.run}; give a file of another name" in said
+        assert f"it belongs to the run in {evaluated.run}; give another name" in said
     assert (evaluated.run / "config.toml").read_bytes() == before

@@ -230,7 +230,7 @@ def test_mlflow_resumes_its_run_after_a_stop_with_a_checkpoint(folder):
 
 
 @pytest.mark.skipif("mlflow" not in INSTALLED, reason="pip install 'mpitrain[mlflow]'")
-def test_mlflow_logs_a_run_anew_after_a_rollback_in_the_same_process(tmp_path):
+def test_mlflow_has_each_step_once_after_a_rollback_in_the_same_process(tmp_path):
     from mpitrain.report.loggers.catalog import LoggedRun
     from mpitrain.report.loggers.mlflow_run import MlflowLogger
 

@@ -80,7 +80,8 @@ def _give_scaling(fields: Fields, name: str, kind: str, rope: dict[str, Any]) ->
         _require_order(fields, name, rope["beta_slow"], rope["beta_fast"], "beta_fast")
     for field, key in SCALINGS[kind].items():
         value = rope[field] if field in (ORIGINAL_POSITIONS, "truncate") else float(rope[field])
-        fields.give(f"attention.{key}", value, name if field == ORIGINAL_POSITIONS else f"{name}.{field}")
+        of = name if field == ORIGINAL_POSITIONS else f"{name}.{field}"
+        fields.give(f"attention.{key}", value, of)
 
 
 def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, Any]:

@@ -168,5 +168,6 @@ class Head(Layer):
 
         limits = LogitLimits(own[self.weight], site.plan.config.model.padding or 0, self.soft_cap)
         if site.tp:
-            return [*norm_segment(own, norm), site.into(), VocabularyHead(limits, site.tp, site.functions)]
+            over_tp = VocabularyHead(limits, site.tp, site.functions)
+            return [*norm_segment(own, norm), site.into(), over_tp]
         return [HeadSegment(own[f"{norm}.weight"], own.get(f"{norm}.bias"), limits)]

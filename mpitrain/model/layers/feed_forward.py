@@ -131,7 +131,14 @@ class FeedForward(Layer):
         weights = tuple(own[f"{name}.weight"] for name in opening)
         biases = tuple(own[f"{name}.bias"] for name in opening) if self.biased else ()
         (norm,) = norm_segment(own, "ffn.norm") or [None]
-        normed = None if site.tp else norm
-        inner = FeedForwardSegment(normed, weights, own["ffn.down.weight"], site.fp8, self.activation, biases)
+        inner = FeedForwardSegment(
+            None if site.tp else norm,
+            weights,
+            own["ffn.down.weight"],
+            fp8=site.fp8,
+            activation=self.activation,
+            biases=biases,
+        )
         added = [Bias(own["ffn.down.bias"])] if self.biased else []
-        return site.sublayer(norm, inner, [*added, *dropout_of(self.dropout, self.block, AFTER_FFN, site)])
+        dropped = dropout_of(self.dropout, self.block, AFTER_FFN, site)
+        return site.sublayer(norm, inner, [*added, *dropped])

@@ -183,7 +183,7 @@ class LatentAttention(Layer):
 
         own = {name.removeprefix("attention.").removesuffix(".weight"): own[name] for name in own}
         widths = LatentWidths(*self.latent_widths, self.head_width, self.value_width)
-        # with tp, Down is of the positions that are here, and the rest of all positions and some heads
+        # with tp, Down is of the positions that are here, the rest of all positions and some heads
         down = Down(widths, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
         up = Up(widths, own["q_up"], own["kv_up"], site.rotary(self.rope), self.rope.magnitude)
         output = Output(own["output"], value_width=self.value_width)

@@ -148,7 +148,8 @@ class MultiToken(Layer):
             here = {name.removeprefix(prefix): own[name] for name in own if name.startswith(prefix)}
             join = Join(here["hidden_norm.weight"], here["token_norm.weight"], here["projection.weight"])
             block = [item for layer in self.block for item in layer.items(here, site)]
-            depths.append(Depth(lookup, join, block, self.head.items(own, site, f"{prefix}head_norm")))
+            head = self.head.items(own, site, f"{prefix}head_norm")
+            depths.append(Depth(lookup, join, block, head))
         return [MultiTokenHead(self.head.items(own, site), depths, self.weight / self.depths, site)]
 
 

@@ -19,7 +19,7 @@ MOST_CHARACTERS = 500  # of a parameter, in all versions
 
 
 class MlflowLogger:
-    """The run of an earlier start is resumed; it is replaced where steps are repeated, or keys are others."""
+    """The run of an earlier start is resumed, or replaced if steps are repeated or keys are others."""
 
     # MLflow keeps a file open that it has opened once: then its runs are deleted, not the file
     _opened: ClassVar[bool] = False
@@ -37,7 +37,8 @@ class MlflowLogger:
             return
         for old in runs:
             self._client.delete_run(old.info.run_id)
-        self._id = self._client.create_run(_experiment(self._client, run), run_name=run.name).info.run_id
+        experiment = _experiment(self._client, run)
+        self._id = self._client.create_run(experiment, run_name=run.name).info.run_id
         params = [Param(key, value) for key, value in _params(run).items()]
         for first in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + MOST_PARAMS])

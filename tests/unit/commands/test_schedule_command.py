@@ -321,12 +321,12 @@ def test_a_file_that_belongs_to_a_run_is_refused(tmp_path, name):
     (tmp_path / "checkpoints").mkdir()
     drawn = tmp_path / name
     drawn.parent.mkdir(parents=True, exist_ok=True)
-    with pytest.raises(InputError, match=r"--out \S+: it belongs to the run in \S+; give a file of another"):
+    with pytest.raises(InputError, match=r"--out \S+: it belongs to the run in \S+; give another name"):
         run("1f1b", *SIZE, "--out", drawn)
     assert not drawn.exists()
 
 
-def test_a_file_beside_those_of_a_run_is_written(tmp_path):
+def test_another_file_in_the_directory_of_a_run_is_written(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     run("1f1b", *SIZE, "--out", tmp_path / "drawn.txt")
     assert (tmp_path / "drawn.txt").exists()
