@@ -22,6 +22,9 @@ from mpitrain.plan.settings.rule_table import can_regather
 from mpitrain.schedules import catalog
 
 LONG = 16384  # positions from which cp is tried
+# tp is tried on so many ranks though their nodes are smaller: of a small batch the gradients of more data
+# ranks take longer than tp's messages between nodes
+SPANNED = 8
 CONTEXT, GATHER = "zigzag", "auto"  # kinds that others must be faster than
 KEYS = (  # that a search chooses, where they are open
     "parallel.tp", "parallel.cp", "parallel.pp", "parallel.dp", "parallel.ep", "parallel.etp",
@@ -73,7 +76,7 @@ def fixed_keys(config: Config, origins: Origins) -> FixedKeys:
 
 
 def candidates(space: SearchSpace, model: StepModel) -> Iterator[Config]:
-    """Yield configurations by the rules of the field: tp and etp within a node, ZeRO-1 always.
+    """Yield configurations by the rules of the field: tp and etp within a node or on 8 ranks, ZeRO-1 always.
 
     Those that gather tp's inputs again aren't among them: regathering() makes one of another.
     """
@@ -144,7 +147,8 @@ def _by_kind(space: SearchSpace, model: StepModel, config: Config) -> Iterator[C
 
 
 def _degrees(space: SearchSpace, model: StepModel) -> Iterator[tuple[int, int, int]]:
-    tps = tuple(_divisors(min(space.machine.ranks_per_node, space.ranks)))
+    node = min(space.machine.ranks_per_node, space.ranks)
+    tps = tuple(sorted({*_divisors(node), *(tp for tp in _divisors(SPANNED) if node < tp <= space.ranks)}))
     sequence = space.given.data.sequence
     longest = sequence // (LONG // 2) if sequence >= LONG else 1
     cps = tuple(cp for cp in (1, 2, 4, 8, 16, 32) if cp <= longest)

@@ -15,7 +15,7 @@ from mpitrain.commands.requests import PlanRequest
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.advice import advice
-from mpitrain.plan.predict.step_time.machine import find_machine, machine_of, read_machine
+from mpitrain.plan.predict.step_time.machine import find_machine, machine_of
 from mpitrain.plan.predict.step_time.step import predict_step
 
 H100 = machine_of(find_machine("h100-80gb"))
@@ -207,7 +207,10 @@ NUMBERS = {
     ),
     "bandwidth": ("3.35 2.9", "3350 2900", "3350e3 2900e3", "3350e6 2900e6", "0 0", "3350e9 nan"),
     "inside": ("450 300", "inf 300e9", "450e9 -inf", "1e30 1e30", "450e12 300e9", "0.0 0.0"),
-    "between": ("400 300", "4500e9 3000e9", "4500e9 32e9", "3.2e12 1.5e12", "0 0", "-50e9 32e9", "nan nan"),
+    "between": (
+        "400e9 256e9", "400 300", "4500e9 3000e9", "4500e9 32e9", "3.2e12 1.5e12", "0 0", "-50e9 32e9",
+        "nan nan",
+    ),
     "forward": ("98900e12 28800e12", "98900e12 288e12", "400e9 200e9", "989e12 288e9"),
 }  # fmt: skip
 KEYS = (
@@ -216,7 +219,8 @@ KEYS = (
     "ranks_per_node = 0", "ranks_per_node = -8", "ranks_per_node = 7.5", "ranks_per_node = 9000000",
     "launch_s = 5", "launch_s = 0.005", "launch_s = inf", "inside_latency_s = 3.4", "inside_latency_s = nan",
     "inside_latency_s = -3e-6", "contention = 0.0", "contention = 80", "contended_nodes = 0",
-    "device = 'gpu'", "name = ''", "inside_latency_s = 0.5", "between_latency_s = 0.9",
+    "memory_bytes = 2097152", "device = 'gpu'", "name = ''", "inside_latency_s = 0.5",
+    "between_latency_s = 0.9",
 )  # fmt: skip
 
 
@@ -244,6 +248,10 @@ def _sheets():
     yield "no links", SHEET[: SHEET.index("[links]")]
     yield "a key more", "colour = 1\n" + SHEET
     yield "spread", "spread = [1.4, 1.0, 0.9]\n" + SHEET
+    yield "spread of 50", "spread = [0.9, 1.0, 50.0]\n" + SHEET
+    yield "start of a day", "start_s = 86400.0\n" + SHEET
+    yield "a core for 64 ranks", "cores_per_node = 1\n" + SHEET.replace("per_node = 8", "per_node = 64")
+    yield "a peak with sparsity", SHEET.replace("peak = 989e12", "peak = 1979e12")
     yield from {
         "nothing": "",
         "half": SHEET[:900],
@@ -268,4 +276,4 @@ def test_a_machine_that_cannot_be_is_refused_in_words(name, tmp_path):
     with pytest.raises(
         ConfigError, match=r"needed|give the path of a TOML file|no key needs|found no|is above"
     ):
-        read_machine(str(path))
+        find_machine(str(path))

@@ -1,4 +1,4 @@
-"""More memory and faster links make no plan slower: MPITRAIN_EFFORT=2000 takes so many random cases."""
+"""More memory, faster links and more ranks make no plan slower: MPITRAIN_EFFORT=2000 takes so many cases."""
 
 import random
 from dataclasses import replace
@@ -76,6 +76,29 @@ def test_more_memory_and_faster_links_never_make_the_best_choice_slower(case):
     assert after is not None, f"{more}: nothing fits any more"
     assert after.fastest <= before.fastest, f"{request}, {more}: {before}, {after}"
     assert after.first <= (1 + EQUAL) * after.fastest
+
+
+@pytest.mark.parametrize("case", effort.numbers(range(2), 2000))
+def test_more_ranks_never_make_the_best_choice_slower(case):
+    """Of a batch that has work for all of them."""
+    rng = random.Random(case)
+    request = random_request(rng)
+    ranks = int(request.ranks)
+    request = replace(request, overrides=(*request.overrides, "batch.global=64"))
+    before = planned(request)
+    if before is None:
+        return
+    more = replace(request, ranks=str(ranks * rng.choice([2, 4])))
+    after = planned(more)
+    assert after is not None and after.fastest <= before.fastest, f"{request}, {more}: {before}, {after}"
+
+
+def test_tp_spans_small_nodes_where_gradients_of_more_data_ranks_take_longer():
+    """32 ranks in nodes of 2 were slower than 8: with tp in a node all others are data ranks."""
+    keys = ("model.preset=llama3-8b", "model.layers=2", "data.sequence=512", "batch.global=32")
+    words = (*keys, "precision.compute=bf16", "comm.node_ranks=2")
+    request = PlanRequest(overrides=words, ranks="8", machine="h100-80gb", memory_gb=18)
+    assert planned(replace(request, ranks="32")).fastest <= planned(request).fastest
 
 
 def test_offloading_stays_where_links_become_faster():

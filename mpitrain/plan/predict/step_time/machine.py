@@ -68,6 +68,10 @@ FASTER_BETWEEN = 4.0  # times the links inside a node: beyond it one of them is 
 # FLOPs of a product's peak for each byte of memory's bandwidth: 5 of a core, 300 to 600 of a GPU
 BALANCE = (0.05, 20_000.0)
 LONGEST_LAUNCH_S = {"cuda": 1e-3, "cpu": 1e-1}
+MOST_BETWEEN = 0.08  # of a GPU's memory's bandwidth: of those of today 0.006 to 0.021, of their bits 0.05 on
+LEAST_GPU_BYTES = 1 << 28
+MOST_ON_A_CORE = 32  # ranks that take turns
+SPARSE = 1.5  # times the dense peak of a GPU of that name: beyond is that with sparsity
 
 # a second: below are TFLOP/s or GB/s that were typed as FLOP/s or bytes/s
 Rate = Annotated[float, Meta(ge=1e4, lt=1e24)]
@@ -148,9 +152,9 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     host: dict[str, Figure] = {}
     storage: dict[str, Figure] = {}
     cores_per_node: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    start_s: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    start_s: Annotated[float, Meta(ge=0, le=7_200)] = 0.0
     disturbed: list[str] = []
-    spread: Annotated[list[Annotated[float, Meta(gt=0.01, lt=100)]], Meta(max_length=3)] = []
+    spread: Annotated[list[Annotated[float, Meta(gt=0.05, lt=20)]], Meta(max_length=3)] = []
 
     def expected(self) -> Spread:
         """Return what steps took over predictions, as the file says or by its sources."""
@@ -374,7 +378,25 @@ def find_machine(name: str) -> MachineFile:
 
     Raises ConfigError for one that isn't known, with the nearest.
     """
-    return read_machine(name) if name.endswith(".toml") else known_machine(name)
+    if not name.endswith(".toml"):
+        return known_machine(name)
+    found = read_machine(name)
+    _require_dense(found, name)
+    return found
+
+
+def _require_dense(found: MachineFile, path: str) -> None:
+    """Raise ConfigError for a peak with sparsity, which a GPU's name tells."""
+    alike = like_gpu(found.name)
+    for dtype in ("bf16", "fp16", "fp8"):
+        if alike is None or not {dtype} <= found.products.keys() & alike.products.keys():
+            continue
+        peak, dense = found.products[dtype].peak, alike.products[dtype].peak
+        if peak > SPARSE * dense:
+            raise ConfigError(
+                f"machine {shown(path)}: products.{dtype}: peak = {peak:g} of {shown(found.name)}; needed "
+                f"the peak without sparsity, as {alike.name} has {dense:g}"
+            )
 
 
 def known_machine(name: str) -> MachineFile:
@@ -510,6 +532,11 @@ def _of_pairs(machine: MachineFile) -> Iterator[str]:
             f"memory.bandwidth: peak = {bandwidth:g} beside products of {fastest:g} FLOP/s, "
             f"{fastest / bandwidth:.3g} for each byte; needed {BALANCE[0]:g} to {BALANCE[1]:,.0f}"
         )
+    if machine.ranks_per_node > MOST_ON_A_CORE * machine.cores_per_node > 0:
+        yield (
+            f"cores_per_node = {machine.cores_per_node} beside ranks_per_node = {machine.ranks_per_node}; "
+            f"needed a core for {MOST_ON_A_CORE} ranks at least"
+        )
     if machine.launch_s > LONGEST_LAUNCH_S[machine.device]:
         yield f"launch_s = {machine.launch_s:g}; needed {LONGEST_LAUNCH_S[machine.device]:g} s at most"
     if links.inside_latency_s > 100 * links.between_latency_s > 0:
@@ -528,6 +555,13 @@ def _of_gpu(machine: MachineFile) -> Iterator[str]:
     for wide, narrow in itertools.pairwise(known):
         if machine.products[wide].peak > ALIKE * machine.products[narrow].peak:
             yield f"products.{wide}: found a higher peak than products.{narrow}; needed both in FLOP/s"
+    if machine.memory_bytes < LEAST_GPU_BYTES:
+        yield f"memory_bytes = {machine.memory_bytes:,} of a GPU; needed {LEAST_GPU_BYTES:,} bytes at least"
+    if (between := machine.links.between.peak) > MOST_BETWEEN * bandwidth:
+        yield (
+            f"links.between: peak = {between:g} is more than {MOST_BETWEEN:g} of memory.bandwidth's "
+            f"{bandwidth:g}; needed bytes/s of one rank, not bits"
+        )
     if "copy" in machine.host and machine.host["copy"].peak > bandwidth:
         yield f"host.copy: found a higher peak than memory.bandwidth, {bandwidth:g}; needed bytes/s"
 
