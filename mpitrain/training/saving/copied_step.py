@@ -24,8 +24,8 @@ from mpitrain.checkpoint.dtypes import DTYPES
 from mpitrain.checkpoint.folders import TMP, find, name_of, publish
 from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.checkpoint.shards import file_name
-from mpitrain.errors import CheckpointError
-from mpitrain.inputs import listed, open_regular, shown
+from mpitrain.errors import CheckpointError, StorageError
+from mpitrain.inputs import listed, open_regular, remove, shown
 from mpitrain.training.saving.memory_folder import CopiedStart, NodeMemory, copied_starts, read_copy
 
 PIECE = 1 << 24  # bytes of a file that are sent at once to each node
@@ -182,8 +182,11 @@ def _make_checkpoint(
     """Write the shards that this rank is to write, send them to other nodes, and commit the step."""
     world = memory.world
     tmp = memory.own_folder / f"{name_of(copied.step)}{TMP}"
-    memory.on_each_node("making a folder in memory", lambda: save.begin(memory.own_folder, copied.step))
     mine = _written_by(memory, nodes, copied)
+
+    def begin() -> None:
+        _make_room(starts[copied.start], copied.step)
+        save.begin(memory.own_folder, copied.step)
 
     def write() -> None:
         for number in mine:
@@ -192,12 +195,25 @@ def _make_checkpoint(
     def commit() -> None:
         save.commit(tmp, meta, len(copied.holders), about=about)
 
-    world.on_every_rank("writing what was copied", write)
-    to_others = [node.first for node in nodes if node.first != memory.first]
-    _send(memory, tmp, [tmp / file_name(number) for number in mine], to_others)
-    meta, about = _meta_of(memory, starts, copied, mine)
-    memory.on_each_node("committing what was copied", commit)
+    try:
+        memory.on_each_node("making a folder in memory", begin)
+        world.on_every_rank("writing what was copied", write)
+        to_others = [node.first for node in nodes if node.first != memory.first]
+        _send(memory, tmp, [tmp / file_name(number) for number in mine], to_others)
+        meta, about = _meta_of(memory, starts, copied, mine)
+        memory.on_each_node("committing what was copied", commit)
+    except (CheckpointError, StorageError):  # alike on all ranks: memory was short, for example
+        memory.on_each_node("removing what was written", lambda: remove(tmp))
+        raise
     memory.on_each_node("removing what was copied", memory.remove_copies)
+
+
+def _make_room(start: CopiedStart, step: int) -> None:
+    """Drop all copies of this node but those of a step: a checkpoint takes as much."""
+    for number, (folder, steps) in start.shards.items():
+        if step in steps:
+            _, copies = read_copy(folder, number)
+            copies.drop_others(copies.generation_of(step))
 
 
 def _meta_of(

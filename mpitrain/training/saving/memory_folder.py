@@ -92,26 +92,44 @@ class CopyFile:
 
     @classmethod
     def make(cls, path: Path, num_bytes: int, used_bytes: int) -> "CopyFile":
-        """Make the file, and allocate all of it: short memory is an OSError now, and no signal later."""
+        """Make the file, and allocate all of it: short memory is an error now, and no signal later.
+
+        Raises CheckpointError.
+        """
         size = file_bytes(num_bytes)
         file = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             os.posix_fallocate(file, 0, size)
             return cls(mmap.mmap(file, size), num_bytes, used_bytes)
+        except OSError as error:
+            raise CheckpointError(
+                f"{shown(path)} of {size:,} bytes: {shown(error.strerror)}; free some space there, or choose "
+                "another recovery.folder"
+            ) from error
         finally:
             os.close(file)
 
     @classmethod
     def read(cls, path: Path, num_bytes: int, used_bytes: int) -> "CopyFile":
-        """Open the file to read. Raises OSError, ValueError of another size."""
+        """Open the file that a start has left. Raises OSError, ValueError of another size."""
         size = file_bytes(num_bytes)
-        file = open_regular(path)
+        file = open_regular(path, os.O_RDWR)
         try:
             if os.fstat(file).st_size != size:
                 raise ValueError(f"{path} has {os.fstat(file).st_size:,} bytes, needed {size:,}")
-            return cls(mmap.mmap(file, size, prot=mmap.PROT_READ), num_bytes, used_bytes)
+            return cls(mmap.mmap(file, size), num_bytes, used_bytes)
         finally:
             os.close(file)
+
+    def drop_others(self, generation: int) -> None:
+        """Give the memory of the other copies back to the node, where its system can do that."""
+        for other in set(range(GENERATIONS)) - {generation}:
+            self.begin(other)
+            begin, end = (
+                aligned_bytes(place * self._stride + MARKS, mmap.PAGESIZE) for place in (other, other + 1)
+            )
+            with suppress(OSError, AttributeError, ValueError):  # no tmpfs, or no Linux
+                self._memory.madvise(mmap.MADV_REMOVE, begin, end - mmap.PAGESIZE - begin)
 
     def begin(self, generation: int) -> None:
         """Mark a copy as being written: its marks differ."""

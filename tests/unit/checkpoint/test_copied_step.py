@@ -1,11 +1,16 @@
 """Which step nodes have together in memory: of random inventories, as a list of all parts says."""
 
+import os
 import random
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from effort import cases
 
 from mpitrain.training.saving.copied_step import NodeInventory, newest_in
+from mpitrain.training.saving.memory_folder import CopyFile
 
 
 def inventories(dice):
@@ -42,3 +47,22 @@ def test_the_newest_step_is_one_of_which_every_part_is_somewhere(number):
             assert newest.step in nodes[index].shards[newest.start][1][shard]
     if newest.lost:
         assert newest.lost[0] > newest.step
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives memory of a file back")
+@pytest.mark.parametrize("generation", [0, 1])
+@pytest.mark.parametrize("num_bytes", [64, 4096 - 64, 4096, 1_000_000 - 64, 3 << 20])
+def test_of_the_copies_that_are_dropped_the_memory_is_given_back(generation, num_bytes):
+    """For a node with as much memory as copies take: the next start needs it for the checkpoint."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "shard-0.bin"
+        copies = CopyFile.make(path, num_bytes, num_bytes)
+        for number, step in enumerate((7, 8)):
+            copies.bytes_of(number)[:] = number + 1
+            copies.end(number, step, {"step": step}, copies.digest(number))
+        before = os.stat(path).st_blocks
+        CopyFile.read(path, num_bytes, num_bytes).drop_others(generation)
+        left = CopyFile.read(path, num_bytes, num_bytes)
+        assert left.steps() == {7 + generation} and left.meta(generation) == {"step": 7 + generation}
+        assert left.digest(generation) == left.marked_digest(generation)
+        assert os.stat(path).st_blocks <= before / 2 + 16  # of 512 bytes: two pages
