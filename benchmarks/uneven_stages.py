@@ -23,6 +23,7 @@ from mpitrain.actor.actor import Actor
 from mpitrain.actor.communicators import build_mesh
 from mpitrain.actor.stage import Microbatch
 from mpitrain.actor.trace import Recorder, gather_events, write_trace
+from mpitrain.cluster.heap import keep_freed_memory
 from mpitrain.comm.base.world import NULL_REPORTER, World
 from mpitrain.errors import MpitrainError
 from mpitrain.model.families.catalog import plan_of
@@ -38,7 +39,7 @@ MODEL = (
     "data.sequence=64",
     "batch.micro=1",
 )
-WARMUP = 2  # steps
+WARMUP = 4  # steps
 
 
 class Candidate:
@@ -138,6 +139,7 @@ def main() -> None:
     parser.add_argument("--memory-limit", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a run does
     world = MPI.COMM_WORLD
     with tempfile.TemporaryDirectory() as own:
         found = measured(world, arguments, Path(world.bcast(own)))

@@ -6,6 +6,7 @@ for them: they train to other bits.
 
 from collections.abc import Callable
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
@@ -26,20 +27,47 @@ StageTimesOf = Callable[[tuple[int, ...]], tuple[StageTimes, ...] | None]  # by 
 class Choice(NamedTuple):
     """The schedule that was chosen, the options that its family takes of those given, and all that fit.
 
-    makespans: of all schedules that fit, the shortest first.
+    makespans: of all schedules that fit, the shortest first. error: as given.
     """
 
     name: str
     options: Options
     played: Played
     makespans: dict[str, float]
+    error: float = 0
 
     @property
     def table(self) -> Table:
         """The table, with a note of how it was chosen."""
         after = [f"{name} {makespan:.6g}" for name, makespan in self.makespans.items() if name != self.name]
         note = f"{AUTO}: {self.name} is the shortest of {len(self.makespans)} schedules that fit"
+        if self.error:
+            note += f", or has fewer messages or stashes and is within the times' error of {self.error:.1%}"
         return self.played.table._replace(notes=(note + "; next " * bool(after) + ", ".join(after[:3]),))
+
+
+class _Candidate(NamedTuple):
+    """A schedule that fits. peak: stashes of a rank's whole share."""
+
+    makespan: float
+    span: float
+    messages: int
+    peak: float
+    name: str
+    options: Options
+    table: Table
+
+    @property
+    def rank(self) -> tuple[float, float, int, float]:
+        return self[:4]
+
+    @property
+    def frugality(self) -> tuple[int, float, float, float]:
+        """What comes first of those whose makespans are too near to be told apart.
+
+        A message keeps two ranks from computing, and what holds more stashes touches more memory.
+        """
+        return self.messages, self.peak, self.makespan, self.span
 
 
 def fastest(
@@ -48,46 +76,50 @@ def fastest(
     options: Options,
     stage_times_of: StageTimesOf | None = None,
     most_stages: int | None = None,
+    error: float = 0,
 ) -> Choice:
     """Choose the schedule of the shortest makespan, of these of the shortest span and fewest messages.
 
     options: `chunks` leaves only schedules of so many stages a rank; memory_limit is p if not given.
-    most_stages: that the model can be cut into. Raises ScheduleError if no schedule fits.
+    most_stages: that the model can be cut into. error: the share by which times, and so makespans,
+    may be wrong; of those that are no further from the shortest the one with the fewest messages and
+    stashes is chosen. Raises ScheduleError if no schedule fits.
     """
     for option in ("group", "segments"):
         if getattr(options, option) is not None:
             raise ScheduleError(f"{AUTO}: {option} has no effect on it; leave it out or name a schedule")
     limit = planned(AUTO, options, memory_limit=num_ranks).memory_limit
     options = options._replace(memory_limit=limit).strict()
-    best: tuple[tuple[float, ...], str, Options, Table] | None = None
-    makespans: dict[str, float] = {}
+    fits: list[_Candidate] = []
     for name in sorted(_names(num_ranks, options.chunks, most_stages), key=_is_searched):
         rank_of = catalog.placement(name, num_ranks, _chunks(name, options))
         asked = options._replace(
             stage_times=stage_times_of(rank_of) if stage_times_of else options.stage_times
         )
         problem = _problem(rank_of, num_microbatches, asked)
-        if _is_left_out(name, problem, best[0][0] if best else inf):
+        if _is_left_out(name, problem, min((one.makespan for one in fits), default=inf)):
             continue
         taken = asked.only(catalog.FAMILIES[name].takes)
         try:
             table = catalog.build(name, num_ranks, num_microbatches, taken)
         except ScheduleError:
             continue  # not defined for this size
-        rank = _rank(problem, table, asked)
-        if rank is not None:
-            makespans[name] = rank[0]
-            if best is None or rank < best[0]:
-                best = rank, name, asked, table
-    if best is None:
+        if (rank := _rank(problem, table, asked)) is not None:
+            fits.append(_Candidate(*rank, name, asked, table))
+    if not fits:
         raise ScheduleError(
             f"{AUTO}: found no schedule within {limit:g} stashes on {num_ranks} ranks"
             + (f" with {options.chunks} chunks" if options.chunks else "")
             + "; raise the memory limit, or leave out what is fixed"
         )
-    _, name, asked, table = best
-    makespans = dict(sorted(makespans.items(), key=lambda one: (one[1], one[0] != name)))
-    return Choice(name, asked.only(catalog.FAMILIES[name].takes), _played(table, asked), makespans)
+    best = min(fits, key=attrgetter("rank"))
+    if error:
+        near = [one for one in fits if one.makespan <= best.makespan * (1 + error)]
+        best = min(near, key=attrgetter("frugality"))
+    fits.sort(key=lambda one: (one.makespan, one is not best))
+    makespans = {one.name: one.makespan for one in fits}
+    taken = best.options.only(catalog.FAMILIES[best.name].takes)
+    return Choice(best.name, taken, _played(best.table, best.options), makespans, error)
 
 
 def _names(num_ranks: int, chunks: int | None, most_stages: int | None) -> list[str]:

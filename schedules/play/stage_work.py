@@ -7,30 +7,45 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median
 from typing import NamedTuple
 
+from mpitrain.schedules.actions import COMPUTE, RECEIVES, SENDS
 from mpitrain.schedules.options import StageTimes, Times
-from mpitrain.schedules.play.measured import Key, MeasuredTrace, costs, typical
+from mpitrain.schedules.play.measured import Costs, Key, MeasuredTrace, costs, predict, typical
+from mpitrain.schedules.play.timeline import Timeline
 
 
 class StageWork(NamedTuple):
-    """Times of one microbatch: of blocks whose work is 1, of embedding, of head, and of a message."""
+    """Times of one microbatch: of blocks whose work is 1, of embedding, of head, and of a message.
+
+    send, receive: how long a message keeps its two ranks from computing. error: the share of a
+    makespan by which these times miss the run that they were measured in.
+    """
 
     block: StageTimes
     first: StageTimes
     last: StageTimes
     message: float
+    send: float = 0
+    receive: float = 0
+    error: float = 0
 
-    def stage_times(self, works: Sequence[float]) -> tuple[StageTimes, ...]:
-        """Return the times of stages. works: of the blocks of each."""
+    def stage_times(self, works: Sequence[float], rank_of: Sequence[int]) -> tuple[StageTimes, ...]:
+        """Return the times of stages, with what their messages to other ranks take.
+
+        works: of the blocks of each. rank_of: the rank of each.
+        """
         last = len(works) - 1
-        return tuple(
-            StageTimes(
-                *(
-                    work * block + (stage == 0) * first + (stage == last) * head
-                    for block, first, head in zip(self.block, self.first, self.last)
-                )
+        times = []
+        for stage, work in enumerate(works):
+            forward, grad, weight = (
+                work * block + (stage == 0) * first + (stage == last) * head
+                for block, first, head in zip(self.block, self.first, self.last)
             )
-            for stage, work in enumerate(works)
-        )
+            before = stage > 0 and rank_of[stage - 1] != rank_of[stage]
+            after = stage < last and rank_of[stage + 1] != rank_of[stage]
+            forward += before * self.receive + after * self.send
+            grad += after * self.receive + before * self.send
+            times.append(StageTimes(forward, grad, weight))
+        return tuple(times)
 
 
 def stage_work(trace: MeasuredTrace) -> StageWork:
@@ -42,9 +57,49 @@ def stage_work(trace: MeasuredTrace) -> StageWork:
     measured = measured_stages(trace)
     works = trace.works or (1.0,) * len(measured)
     parts = [_divided(times, works) for times in zip(*measured)]
-    message = median(costs(timeline).latency for timeline in trace.timelines)
     block, first, last = (StageTimes(*times) for times in zip(*parts))
-    return StageWork(block, first, last, message)
+    step = _typical_costs(trace)
+    send, receive = (
+        median([time for action, time in step.times.items() if action.kind in kinds] or [0])
+        for kinds in (SENDS, RECEIVES)
+    )
+    message = step.latency - step.taking
+    return StageWork(block, first, last, message, send, receive + step.taking, _error(trace, step))
+
+
+def _typical_costs(trace: MeasuredTrace) -> Costs:
+    """Return the costs of a step in which each microbatch takes what is typical of its stage."""
+    steps = [costs(timeline) for timeline in trace.timelines]
+    by_kind = typical(trace.timelines)
+    times = {
+        action: by_kind[action.kind, action.stage, action.part]
+        if action.kind in COMPUTE
+        else median(step.times[action] for step in steps)
+        for action in steps[0].times
+    }
+    latency, taking = median(step.latency for step in steps), median(step.taking for step in steps)
+    return Costs(times, latency, min(taking, latency), steps[0].lead)
+
+
+def _error(trace: MeasuredTrace, step: Costs) -> float:
+    """Return how far a typical step's prediction is from the measured ones, as a share of the makespan.
+
+    It is the most by which any rank ends at another time, or steps differ from their median.
+    """
+    makespans = [timeline.makespan for timeline in trace.timelines]
+    typical_makespan = median(makespans)
+    played = predict(trace.timelines[0], step)
+    missed = [
+        abs(predicted - median(measured))
+        for predicted, *measured in zip(_ends(played), *map(_ends, trace.timelines))
+    ]
+    spread = median(abs(makespan - typical_makespan) for makespan in makespans)
+    return max(*missed, spread) / typical_makespan if typical_makespan else 0.0
+
+
+def _ends(timeline: Timeline) -> list[float]:
+    """Return when each rank ends."""
+    return [ends[-1] if ends else 0.0 for ends in timeline.ends]
 
 
 def measured_stages(trace: MeasuredTrace) -> tuple[StageTimes, ...]:

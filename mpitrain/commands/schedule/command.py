@@ -127,13 +127,14 @@ def timed(request: Request, trace: MeasuredTrace) -> Request:
     indices = {action.index for row in timeline.programs for action in row if action.kind == "F"}
 
     def stage_times(rank_of: tuple[int, ...]) -> tuple[StageTimes, ...]:
-        return work.stage_times([total / len(rank_of)] * len(rank_of))
+        return work.stage_times([total / len(rank_of)] * len(rank_of), rank_of)
 
     return request._replace(
         num_ranks=num_ranks,
         num_microbatches=request.num_microbatches or len(indices) // trace.segments * trace.copies,
         times=share_of_rank(stage_times(tuple(range(num_ranks))), num_ranks, work.message),
         stage_times_of=stage_times,
+        error=work.error,
     )
 
 

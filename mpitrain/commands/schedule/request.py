@@ -25,7 +25,8 @@ class Request(NamedTuple):
     name: of the catalogue, or a file. memory_limit: in stashes of a rank's whole share of layers.
     weight_memory: the share of a stash that is held between I and W. recompute: searches may recompute, and
     this share stays then. offload: or offload, which takes this time for a rank's stash.
-    stage_times_of: instead of equal shares of the times, as a run measured them.
+    stage_times_of: instead of equal shares of the times, as a run measured them. error: the share by which
+    they may be wrong.
     notify: hears how far a long search is.
     """
 
@@ -41,6 +42,7 @@ class Request(NamedTuple):
     recompute: float | None = None
     offload: float | None = None
     stage_times_of: StageTimesOf | None = None
+    error: float = 0
     notify: Notify | None = None
 
 
@@ -72,7 +74,8 @@ def _table(request: Request) -> Table:
             memory_limit=request.memory_limit, weight_memory=request.weight_memory,
             recompute=request.recompute, offload=request.offload, notify=request.notify,
         )  # fmt: skip
-        return fastest(request.num_ranks, request.num_microbatches, options, request.stage_times_of).table
+        size = request.num_ranks, request.num_microbatches
+        return fastest(*size, options, request.stage_times_of, error=request.error).table
     return catalog.build(
         request.name, request.num_ranks, request.num_microbatches, _options(request, family), family
     )

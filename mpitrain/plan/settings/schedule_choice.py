@@ -94,7 +94,8 @@ def _choose(pipeline: Pipeline, layout: ResolvedConfig) -> Choice:
         recompute=pipeline.recompute,
         offload=pipeline.offload,
     )
-    return fastest(pp, num_microbatches(layout), options, plan.of_stages, layout.model.layers)
+    layers = layout.model.layers
+    return fastest(pp, num_microbatches(layout), options, plan.of_stages, layers, plan.error)
 
 
 def _with_choice(pipeline: Pipeline, layout: ResolvedConfig, choice: Choice) -> Pipeline:
@@ -128,10 +129,14 @@ def _with_times(
 
 
 class PlannedTimes(NamedTuple):
-    """Times of a rank's share, and of each stage by the stages' ranks; None: equal shares."""
+    """Times of a rank's share, and of each stage by the stages' ranks; None: equal shares.
+
+    error: the share by which they may be wrong.
+    """
 
     times: Times
     of_stages: StageTimesOf | None
+    error: float = 0
 
 
 def _plan(pipeline: Pipeline, layout: ResolvedConfig) -> PlannedTimes:
@@ -149,11 +154,12 @@ def _plan(pipeline: Pipeline, layout: ResolvedConfig) -> PlannedTimes:
     work = _measured(pipeline.trace) if pipeline.trace else _products(model, layout)
 
     def of_stages(rank_of: tuple[int, ...]) -> tuple[StageTimes, ...]:
-        return work.stage_times([stage.work for stage in stages_of(divided, model, rank_of, 1)])
+        return work.stage_times([stage.work for stage in stages_of(divided, model, rank_of, 1)], rank_of)
 
-    even = stages_of(layout, model, tuple(range(pp)), 1)
-    times = share_of_rank(work.stage_times([stage.work for stage in even]), pp, work.message)
-    return PlannedTimes(times, of_stages)
+    ranks = tuple(range(pp))
+    even = [stage.work for stage in stages_of(layout, model, ranks, 1)]
+    times = share_of_rank(work.stage_times(even, ranks), pp, work.message)
+    return PlannedTimes(times, of_stages, work.error)
 
 
 def _products(model: ModelLayers, layout: ResolvedConfig) -> StageWork:

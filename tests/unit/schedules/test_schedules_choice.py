@@ -1,15 +1,17 @@
 """`auto`, time against memory, and times of stages that differ."""
 
 import json
+import random
 
 import pytest
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import catalog
+from mpitrain.schedules.actions import RECEIVES, SENDS
 from mpitrain.schedules.auto_choice import fastest
 from mpitrain.schedules.catalog import build
 from mpitrain.schedules.options import DEFAULTS, Options, StageTimes, Times
-from mpitrain.schedules.play.measured import read_trace
+from mpitrain.schedules.play.measured import Costs, predict, read_trace
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.play.stage_work import StageWork, stage_work
 from mpitrain.schedules.played import played
@@ -72,6 +74,22 @@ def test_auto_keeps_the_stages_a_rank_that_are_asked_for(chunks, placements):
     assert len(choice.table.rank_of) == 3 * chunks
 
 
+@pytest.mark.parametrize("error", [0.02, 0.15, 0.6])
+def test_of_makespans_within_the_error_the_one_with_fewest_messages_and_stashes_is_taken(error):
+    options = Options(times=TIMES, memory_limit=6)
+    shortest, choice = fastest(3, 6, options), fastest(3, 6, options, error=error)
+    assert choice.makespans == shortest.makespans
+    most = min(choice.makespans.values()) * (1 + error)
+    near = [alone(name, 3, 6, 6) for name, makespan in choice.makespans.items() if makespan <= most]
+
+    def costs(one):
+        return max(one.messages), max(one.peak_stashes), one.timeline.makespan
+
+    assert choice.played.timeline.makespan <= most
+    assert costs(choice.played) == min(map(costs, near)) <= costs(shortest.played)
+    assert f"the times' error of {error:.1%}" in choice.table.notes[0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -113,10 +131,20 @@ def test_a_search_knows_that_stages_differ():
         build("v-auto", 4, 8, known)
 
 
-def content_of(name, work, works, **other):
-    """Return the text of a run's trace, of exact times."""
+def content_of(name, work, works, jitter=0, **other):
+    """Return the text of a run's trace, of exact times, or of computations up to a share longer."""
     table = build(name, len(works) // (2 if catalog.FAMILIES[name].placed == "v" else 1), 6)
-    timeline = simulate_table(table, Times(message=work.message), work.stage_times(works))
+    chance = random.Random(0)
+    stages = work._replace(send=0, receive=0).stage_times(works, table.rank_of)
+    plain = simulate_table(table, stage_times=stages)
+    calls = dict.fromkeys(SENDS, work.send) | dict.fromkeys(RECEIVES, work.receive)
+    times = {
+        action: calls.get(action.kind, (end - start) * (1 + chance.uniform(0, jitter)))
+        for row in zip(plain.programs, plain.starts, plain.ends)
+        for action, start, end in zip(*row)
+    }
+    lead = (0.0,) * len(plain.programs)
+    timeline = predict(plain, Costs(times, work.message, 0, lead))
     events = [
         {
             "ph": "X", "name": str(action), "pid": 0, "tid": rank, "ts": 1000 * start,
@@ -130,6 +158,7 @@ def content_of(name, work, works, **other):
 
 
 WORK = StageWork(StageTimes(2, 3, 1), StageTimes(0.5, 0.25, 0.125), StageTimes(1, 2, 4), 0.5)
+CALLS = WORK._replace(send=0.25, receive=0.375)
 
 
 @pytest.mark.parametrize(
@@ -137,10 +166,28 @@ WORK = StageWork(StageTimes(2, 3, 1), StageTimes(0.5, 0.25, 0.125), StageTimes(1
 )
 def test_a_trace_says_what_blocks_and_ends_take(name, works):
     found = stage_work(read_trace(content_of(name, WORK, works)))
-    for part, wanted in zip(found[:3], WORK):
+    for part, wanted in zip(found, WORK):
         assert part == pytest.approx(wanted)
     others = [1.0, 0.5, 3.0, 2.0]
-    assert found.stage_times(others)[3] == pytest.approx(StageTimes(2 * 2 + 1, 2 * 3 + 2, 2 * 1 + 4))
+    last = StageTimes(2 * 2 + 1, 2 * 3 + 2, 2 * 1 + 4)
+    assert found.stage_times(others, range(4))[3] == pytest.approx(last)
+
+
+@pytest.mark.parametrize(
+    ("name", "works"), [("zb-h1", [2.0, 3.0, 4.0]), ("zbv", [1.0, 1.0, 2.0, 1.0, 1.0, 1.5])]
+)
+def test_what_a_message_takes_of_its_ranks_counts_where_a_stage_has_one(name, works):
+    found = stage_work(read_trace(content_of(name, CALLS, works)))
+    for part, wanted in zip(found, CALLS):
+        assert part == pytest.approx(wanted, abs=0.02)
+    first, turn, *_ = found.stage_times([1.0] * 4, (0, 1, 1, 0))  # no message in the turn
+    assert first == pytest.approx((2 + 0.5 + 0.25, 3 + 0.25 + 0.375, 1 + 0.125), abs=0.02)
+    assert turn == pytest.approx((2 + 0.375, 3 + 0.25, 1), abs=0.02)
+
+
+def test_a_trace_says_how_far_its_times_miss_its_own_makespan():
+    for jitter, least, most in ((0, 0, 0.005), (3, 0.01, 0.5)):
+        assert least <= stage_work(read_trace(content_of("zbv", CALLS, [1.0] * 6, jitter))).error <= most
 
 
 def test_a_whole_backward_counts_half_for_inputs():
