@@ -51,7 +51,7 @@ def main() -> None:
 
     ways = {
         "a step": step,
-        "a step twice": lambda: step(pass_runner=RecomputeCheck(actor, mesh, world)),
+        "a step twice": lambda: step(pass_runner=RecomputeCheck(actor, world)),
         "comparing replicas": lambda: different(actor, world),
     }
     step()

@@ -28,7 +28,7 @@ from mpitrain.cluster import entry, std_streams
 from mpitrain.cluster.guard import Guard, is_guarded
 from mpitrain.cluster.status_board import BUSY, LEFT
 from mpitrain.comm.base.world import is_finalized
-from mpitrain.errors import DONE, FAILED, ConfigError, nearest
+from mpitrain.errors import DONE, FAILED, ConfigError, nearest, on_all_ranks
 from mpitrain.inputs import shown
 
 if TYPE_CHECKING:
@@ -263,19 +263,18 @@ class OpenRun:
             return self._whole(name)
 
     def _names(self) -> list[str]:
-        mine = list(self._parts())
-        return sorted(
-            {name for rank_names in self._gathered("the names of arrays", mine) for name in rank_names}
-        )
+        names_of_ranks = self._trainer.world.all_gather("the names of arrays", list(self._parts()))
+        return sorted({name for names in names_of_ranks for name in names})
 
     def _whole(self, name: str) -> "np.ndarray":
         import numpy as np
 
         name = str(name)  # whatever it is, the message below says that there is none
-        parts_of_ranks = self._gathered(f"the parts of {name}", self._parts().get(name, ()))
+        mine = self._parts().get(name, ())
+        parts_of_ranks = self._trainer.world.all_gather(f"the parts of {name}", mine)
         parts = [part for rank_parts in parts_of_ranks for part in rank_parts]
         if not parts:
-            raise _everywhere(ConfigError(f"no array is called {name}; {_near(name, self._names())}"))
+            raise on_all_ranks(ConfigError(f"no array is called {name}; {_near(name, self._names())}"))
         whole = np.empty(parts[0][1].global_shape, parts[0][0].dtype)
         for array, extent in parts:
             where = (slice(begin, begin + n) for begin, n in zip(extent.offset, array.shape, strict=True))
@@ -312,15 +311,7 @@ class OpenRun:
         self._trainer.actor.settle()
         return dict(Snapshot(self._trainer.actor, copied=False).parts())
 
-    def _gathered(self, what: str, mine: object) -> list:
-        return self._trainer.world.all_gather(what, mine)
-
 
 def _near(name: str, known: list[str]) -> str:
     near = nearest(name, known)
     return f"did you mean {near}?" if near else "OpenRun.arrays() has the names"
-
-
-def _everywhere(error: ConfigError) -> ConfigError:
-    error.everywhere = True
-    return error

@@ -95,6 +95,7 @@ class CommandGroup(click.Group):
 
 
 CONFIG = click.argument("config", required=False, type=NAME)
+PATH = click.argument("path", type=NAME)
 NUM_RANKS = click.option(
     "--ranks", default=1, type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the layout."
 )
@@ -339,7 +340,7 @@ def _compare_layouts(guard: "Guard", config: str | None, overrides: tuple[str, .
 
 
 @cli.command("import", short_help="Create a run from the weights of a Hugging Face folder.")
-@click.argument("path", type=NAME)
+@PATH
 @click.option(
     "--to",
     "target",
@@ -418,6 +419,7 @@ def job() -> None:
     """
 
 
+RUNS = click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 OVER = click.option(
     "--over",
     default="step",
@@ -541,7 +543,7 @@ def generate(request: GenerateRequest) -> None:
 
 
 @cli.command(short_help="Write a page that shows a run, or compares several.")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
+@RUNS
 @click.option("--out", default="report.html", metavar="FILE", type=NAME, help="The page.")
 @OVER
 def report(runs: tuple[str, ...], out: str, over: str) -> int:
@@ -555,7 +557,7 @@ def report(runs: tuple[str, ...], out: str, over: str) -> int:
 
 
 @cli.command(short_help="Draw curves of one run or several for a paper.")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
+@RUNS
 @click.option("--out", required=True, metavar="FILE", type=NAME, help="The picture: .svg or .png.")
 @click.option(
     "--curve",
@@ -574,7 +576,7 @@ def plot(runs: tuple[str, ...], out: str, curves: tuple[str, ...], over: str) ->
 
 
 @cli.command(short_help="Watch runs under way on a page, or in the terminal.")
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
+@RUNS
 @click.option("--terminal", is_flag=True, help="Draw here, instead of a page for a browser.")
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", type=NAME, help="Address to serve the page on."
@@ -858,7 +860,7 @@ def prepare_data(guard: "Guard", config: str | None, overrides: tuple[str, ...])
 
 
 @data.command("inspect", short_help="Print statistics and samples of prepared tokens.")
-@click.argument("path", type=NAME)
+@PATH
 @click.option(
     "--tokenizer", "tokenizer_file", metavar="FILE", help="Tokenizer for the samples; default: the run's own."
 )
@@ -880,7 +882,7 @@ def inspect_data(**asked) -> int:
 
 
 @data.command("convert", short_help="Write prepared tokens for other trainers.")
-@click.argument("path", type=NAME)
+@PATH
 @click.option("--to", "target", required=True, type=NAME, help="FILE .bin, .ds or .npy.")
 @first_rank_command("writing tokens")
 def convert_data(**asked) -> int:
@@ -905,13 +907,13 @@ def ckpt() -> None:
     """
 
 
-PATH = click.argument("path", type=NAME)
 STEP = click.option("--step", type=click.IntRange(0), help="Step; default: the newest.")
+ONLY_STEP = click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
 
 
 @ckpt.command("inspect", short_help="Print who wrote checkpoints, their contents, and damage.")
 @PATH
-@click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
+@ONLY_STEP
 @click.option("--arrays", is_flag=True, help="Also print a line for each array.")
 @click.option("--json", is_flag=True, help="Print one JSON object.")
 @first_rank_command("looking at checkpoints")
@@ -983,7 +985,7 @@ def reshard_checkpoint(team: "Team", **asked) -> int:
 
 @ckpt.command("repair", short_help="Repair the index of steps that HDF5 refuses.")
 @PATH
-@click.option("--step", type=click.IntRange(0), help="Only this step; default: all steps.")
+@ONLY_STEP
 @first_rank_command("rewriting indexes")
 def repair_checkpoints(**asked) -> int:
     """Rewrite the index of steps that other programs can't open: those written with h5py before 3.16.

@@ -644,18 +644,16 @@ DERIVED = "derived"
 
 SCALARS = (bool, int, float, datetime.date, datetime.time)  # of TOML
 PATHS = (
-    *(
-        "run.dir",
-        "run.staging",
-        "run.machine",
-        "recovery.folder",
-        "data.path",
-        "data.val_path",
-        "data.tokenizer",
-        "data.tokens",
-        "experts.replay",
-        "model.init",
-    ),
+    "run.dir",
+    "run.staging",
+    "run.machine",
+    "recovery.folder",
+    "data.path",
+    "data.val_path",
+    "data.tokenizer",
+    "data.tokens",
+    "experts.replay",
+    "model.init",
     "pipeline.schedule",
     "pipeline.trace",
 )
@@ -868,7 +866,8 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, 
     _refuse_unknown(tree, Config, "", f" in {shown(path)}")
     own = dict.fromkeys(_flat(tree), KeyOrigin(origins.FILE, shown(path)))
     if of_a_run:  # it has all keys
-        own = origins.recorded(record, _flat(tree), flatten(Config()), path)
+        recorded = origins.read_record(record, path)
+        own = origins.recorded(recorded, _flat(tree), flatten(Config()), path)
     if base is None:
         by_key |= own
         return tree
@@ -925,7 +924,7 @@ def toml_of(text: str, path: Path) -> dict[str, Any]:
 def hint_for_option(name: str) -> str:
     """Return the key for what was typed as an option, such as --lr; "" if that isn't known."""
     name = name.lower().replace("-", "_")
-    own = [key for key in flatten(Config()) if name in (key, key.partition(".")[2])]
+    own = [key for key in _types() if name in (key, key.partition(".")[2])]
     hint = config_hints.hint_for_alias(name) or (f"use {' or '.join(own)}" if own else "")
     return re.sub(r"^use (\S+)( or \S+)*$", lambda match: f"use --set {match[0][4:]}=VALUE", hint)
 
@@ -945,8 +944,10 @@ def _override(tree: dict[str, Any], override: str) -> None:
     if not equals or not all(keys):
         raise ConfigError(f"--set {shown(override)}: expected key=value, such as --set run.steps=100")
     value = _value(text, override)
-    if isinstance(value, SCALARS) and ".".join(keys) in _texts():
-        value = text.strip()  # a name that TOML would take for a number or a date
+    # a name that TOML would take for a number or a date; a length of time isn't written in seconds
+    is_text = name.strip() != "run.time_limit" and _is_text(_types().get(name.strip()))
+    if isinstance(value, SCALARS) and is_text:
+        value = text.strip()
     for key in keys[:-1]:
         tree = tree.setdefault(key, {})
         if not isinstance(tree, dict):
@@ -955,16 +956,13 @@ def _override(tree: dict[str, Any], override: str) -> None:
 
 
 @cache
-def _texts() -> frozenset[str]:
-    """Return the keys that are text, or lists of it, and nothing else; a length of time isn't written in
-    seconds.
-    """
-    fields = {
+def _types() -> dict[str, Any]:
+    """Return the type of each key, by "table.key"."""
+    return {
         f"{table.encode_name}.{field.encode_name}": field.type
         for table in msgspec.structs.fields(Config)
         for field in msgspec.structs.fields(table.type)
     }
-    return frozenset(key for key, kind in fields.items() if _is_text(kind)) - {"run.time_limit"}
 
 
 def _is_text(kind: Any) -> bool:
@@ -1013,15 +1011,10 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: s
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in tree.items():
         if key not in fields:
-            unknown = [
-                f"{t.encode_name}.{f.encode_name}"
-                for t in msgspec.structs.fields(Config)
-                for f in msgspec.structs.fields(t.type)
-            ]
             near = (
                 nearest(prefix + key, [prefix + f for f in fields])
-                or next((name for name in unknown if name.partition(".")[2] == key), "")
-                or nearest(key, unknown)
+                or next((name for name in _types() if name.partition(".")[2] == key), "")
+                or nearest(key, _types())
             )
             hint = config_hints.hint_for_alias(prefix + key) or (
                 f"did you mean {near}?" if near else f"known here: {', '.join(fields)}"
@@ -1103,11 +1096,12 @@ def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
     layout = resolved.config.parallel
     num_ranks = layout.dp * layout.pp * layout.tp * layout.cp
     return (
-        f"{to_toml(asked.config)}\n# Where the keys above come from; others have their defaults.\n# A key "
-        "that is changed above counts as given by this file.\n"
-        f"{record}\n# Derived from the keys above on {counted(num_ranks, 'ranks')}. A run that reads "
-        "this file "
-        f"derives them again.\n{derived}"
+        f"{to_toml(asked.config)}\n"
+        "# Where the keys above come from; others have their defaults.\n"
+        "# A key that is changed above counts as given by this file.\n"
+        f"{record}\n"
+        f"# Derived from the keys above on {counted(num_ranks, 'ranks')}. "
+        f"A run that reads this file derives them again.\n{derived}"
     )
 
 
@@ -1118,23 +1112,24 @@ def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collecti
     path: for messages. typed: as parse() takes it.
     """
     asked = dict(tree)
-    record = asked.pop(origins.TABLE, None)
+    table = asked.pop(origins.TABLE, None)
+    record = origins.read_record(table, path)
     derived = asked.pop(DERIVED, {})
     if not isinstance(derived, Mapping):
         raise ConfigError(f"{DERIVED}: expected a table, got {shown(derived)}")
     derived = dict(derived)
-    record_of_derived = derived.pop(origins.TABLE, None)
+    record_of_derived = origins.read_record(derived.pop(origins.TABLE, None), path)
     parse(_merged(asked, derived), typed)  # so that all are tables of keys
     defaults = flatten(Config())
-    if record is not None:  # what is changed above isn't derived any more
-        changed = set(origins.changed_by_hand(record, _flat(asked), defaults, path))
+    if table is not None:  # what is changed above isn't derived any more
+        changed = set(origins.changed_by_hand(record, _flat(asked), defaults))
         derived = {
             table: {key: value for key, value in keys.items() if f"{table}.{key}" not in changed}
             for table, keys in derived.items()
         }
     config = parse(_merged(asked, derived), typed)
     by_key = origins.recorded(record, _flat(asked), defaults, path)
-    of_derived = origins.recorded_of_derived(record_of_derived, _flat(derived), path)
+    of_derived = origins.origins_in(record_of_derived, _flat(derived), KeyOrigin(origins.DERIVED))
     return LoadedConfig(config, Origins(by_key | of_derived))
 
 

@@ -67,29 +67,25 @@ OTHER_VALUES = {  # what others call a value of ours, or what to do instead
 
 OTHER_NAMES = {
     "batch.global": "batch_size global_batch_size train_batch_size per_device_train_batch_size "
-    "total_batch_size"
-    " batch_accumulation_size global_batch train_global_batch_size",
+    "total_batch_size batch_accumulation_size global_batch train_global_batch_size",
     "batch.micro": "micro_batch_size microbatch_size train_micro_batch_size_per_gpu "
-    "local_batch_size"
-    " micro_batch microbatch device_batch_size per_device_batch_size",
-    "data.path": "dataset dataset_path data_path train_data data_dir corpus"
-    " datasets dataset_folder train_files train_file data_prefix data_files dataset_name "
-    "hf_dataset",
+    "local_batch_size micro_batch microbatch device_batch_size per_device_batch_size",
+    "data.path": "dataset dataset_path data_path train_data data_dir corpus datasets "
+    "dataset_folder train_files train_file data_prefix data_files dataset_name hf_dataset",
     "data.val_path": "val_data val_data_path valid_data eval_data eval_dataset validation_data "
-    "validation_file valid_data_path"
-    " val_data_dir test_datasets valid_path",
-    "data.sequence": "seq_len seq_length sequence_length max_seq_len max_seq_length context_length "
-    "block_size max_position_embeddings"
-    " sequence_len max_length model_max_length cutoff_len context_len",
+    "validation_file valid_data_path val_data_dir test_datasets valid_path",
+    "data.sequence": "seq_len seq_length sequence_length max_seq_len max_seq_length "
+    "context_length block_size max_position_embeddings sequence_len max_length model_max_length "
+    "cutoff_len context_len",
     "data.begin_of_text": "bos_token add_bos_token bos",
     "data.end_of_text": "eos_token eod_token append_eod add_eos_token eos eod document_separator",
     "data.text_key": "text_column text_field text_name dataset_text_field json_key content_key json_keys",
     "data.tokens": "cache_dir dataset_cache tokens_dir data_cache_path dataset_prepared_path",
     "data.tokenizer": "tokenizer_path tokenizer_file tokenizer_model tokenizer_type",
     "memory.offload": "cpu_offload offload_optimizer",
-    "memory.recompute": "recompute activation_checkpointing gradient_checkpointing activation_checkpoint "
-    "recompute_granularity"
-    " selective_recompute full_recompute recompute_num_layers ac checkpoint_activations",
+    "memory.recompute": "recompute activation_checkpointing gradient_checkpointing "
+    "activation_checkpoint recompute_granularity selective_recompute full_recompute "
+    "recompute_num_layers ac checkpoint_activations",
     "model.attention_dropout": "attn_pdrop attn_dropout attention_dropout_prob",
     "model.embedding_dropout": "embd_pdrop embd_dropout embed_dropout",
     "model.ffn": "intermediate_size ffn_hidden_size d_ff hidden_dim ffn_dim n_inner",
@@ -107,45 +103,42 @@ OTHER_NAMES = {
     "optimizer.decay": "weight_decay wd",
     "optimizer.lr": "learning_rate lr max_lr peak_lr base_lr start_lr lr_max init_lr",
     "optimizer.name": "optimizer_type optim",
-    "parallel.cp": "context_parallel_size context_parallel cp_size context_parallel_degree"
-    " context_parallelism cp_degree sequence_parallel_size ulysses_sequence_parallel_size",
-    "parallel.dp": "data_parallel_size data_parallel dp_size data_parallel_degree"
-    " parallel.data dp_degree data_parallelism num_replicas",
+    "parallel.cp": "context_parallel_size context_parallel cp_size context_parallel_degree "
+    "context_parallelism cp_degree sequence_parallel_size ulysses_sequence_parallel_size",
+    "parallel.dp": "data_parallel_size data_parallel dp_size data_parallel_degree parallel.data "
+    "dp_degree data_parallelism num_replicas",
     "parallel.dp_shard": "fsdp_size data_parallel_shard_degree dp_shard_degree shard_degree fsdp_degree hsdp",
     "parallel.ep": "expert_parallel_size expert_parallel expert_model_parallel_size ep_size "
-    "expert_parallel_degree"
-    " parallel.expert expert_parallelism ep_degree",
-    "parallel.pp": "pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel pp_size "
-    "pipeline_parallel_degree"
-    " parallel.pipeline pipeline_parallelism num_pipeline_stages pp_degree",
+    "expert_parallel_degree parallel.expert expert_parallelism ep_degree",
+    "parallel.pp": "pipeline_parallel_size pipeline_model_parallel_size pipeline_parallel "
+    "pp_size pipeline_parallel_degree parallel.pipeline pipeline_parallelism num_pipeline_stages "
+    "pp_degree",
     "parallel.tp": "tensor_parallel_size tensor_model_parallel_size tensor_parallel tp_size "
-    "tensor_parallel_degree"
-    " tensor tensor_parallelism tp_degree model_parallel_size model_parallel",
-    "parallel.zero": "zero_stage zero_optimization fsdp sharding_strategy stage"
-    " use_distributed_optimizer distributed_optimizer fsdp_config zero_level",
-    "pipeline.chunks": "num_chunks virtual_pipeline_model_parallel_size num_model_chunks"
-    " num_virtual_stages_per_pipeline_rank num_layers_per_virtual_pipeline_stage",
+    "tensor_parallel_degree tensor tensor_parallelism tp_degree model_parallel_size "
+    "model_parallel",
+    "parallel.zero": "zero_stage zero_optimization fsdp sharding_strategy stage "
+    "use_distributed_optimizer distributed_optimizer fsdp_config zero_level",
+    "pipeline.chunks": "num_chunks virtual_pipeline_model_parallel_size num_model_chunks "
+    "num_virtual_stages_per_pipeline_rank num_layers_per_virtual_pipeline_stage",
     "precision.compute": "dtype precision bf16 fp16 fp8 mixed_precision torch_dtype param_dtype amp",
     "run.compile": "torch_compile",
     "run.device": "accelerator",
-    "run.dir": "output_dir out_dir save_dir checkpoint_dir log_dir dump_folder"
-    " save_path checkpoints_path out_folder work_dir",
-    "run.eval_every": "eval_interval eval_steps eval_iters validation_interval"
-    " eval_freq val_check_interval eval_every_n_steps val_interval",
+    "run.dir": "output_dir out_dir save_dir checkpoint_dir log_dir dump_folder save_path "
+    "checkpoints_path out_folder work_dir",
+    "run.eval_every": "eval_interval eval_steps eval_iters validation_interval eval_freq "
+    "val_check_interval eval_every_n_steps val_interval",
     "run.log_every": "log_interval log_freq logging_steps print_every log_every_n_steps",
-    "run.save_every": "save_interval save_steps checkpoint_interval checkpoint_every"
-    " save_freq checkpointing_steps ckpt_interval save_every_n_steps",
+    "run.save_every": "save_interval save_steps checkpoint_interval checkpoint_every save_freq "
+    "checkpointing_steps ckpt_interval save_every_n_steps",
     "run.seed": "random_seed",
     "run.steps": "max_steps train_steps num_steps train_iters max_iters iterations total_steps "
-    "max_train_steps"
-    " n_steps training_steps num_iterations total_iterations n_iters",
+    "max_train_steps n_steps training_steps num_iterations total_iterations n_iters",
     "run.threads": "num_threads num_workers",
     "schedule.name": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
-    "schedule.warmup": "warmup_steps warmup_iters num_warmup_steps lr_warmup_iters"
-    " lr_warmup_steps lr_warmup_fraction warmup_iterations warmup_ratio",
+    "schedule.warmup": "warmup_steps warmup_iters num_warmup_steps lr_warmup_iters "
+    "lr_warmup_steps lr_warmup_fraction warmup_iterations warmup_ratio",
     "model.init": "base_model load_checkpoint pretrained model_name_or_path pretrained_model "
-    "init_from "
-    "initial_load_path",
+    "init_from initial_load_path",
     "optimizer.eps": "adam_eps adam_epsilon",
     "parallel.sequence": "sequence_parallel sequence_parallelism enable_sequence_parallel",
     "parallel.etp": "expert_tensor_parallel_size etp_size expert_tensor_parallel_degree",

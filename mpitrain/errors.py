@@ -116,6 +116,12 @@ class HangError(MpitrainError):
     """A message that did not come within comm.timeout_s."""
 
 
+def on_all_ranks(error: MpitrainError) -> MpitrainError:
+    """Mark an error as one that all ranks raise; return it."""
+    error.everywhere = True
+    return error
+
+
 def storage_fault(error: OSError) -> StorageError:
     """Return what to report of an error of the system that nothing else has reported."""
     where = " ".join(str(error.filename).splitlines())[:300] + ": " if error.filename else ""

@@ -169,8 +169,13 @@ def folder_of(path: Path, own: int = 1) -> Iterator[tuple[int, str]]:
         os.close(descriptor)
 
 
+def _kind_in(folder: int, name: str) -> str | None:
+    """Return what has a name in an open folder. Raises OSError."""
+    return KINDS.get(stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
+
+
 def _open_folder(folder: int, name: str, path: Path) -> int:
-    kind = KINDS.get(stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
+    kind = _kind_in(folder, name)
     if kind != "a folder":
         raise OSError(errno.ENOTDIR, f"{shown(path.name)} is {kind}, needed a folder", str(path))
     return os.open(name, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
@@ -186,7 +191,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
     """
     with folder_of(path, own) as (folder, name):
         try:
-            kind = KINDS.get(stat.S_IFMT(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode))
+            kind = _kind_in(folder, name)
         except FileNotFoundError:
             kind = None  # open() says what is missing, or makes it
         if kind not in (None, "a file"):
@@ -264,8 +269,7 @@ def remove(path: Path, own: int = 1) -> None:
     """
     with folder_of(path, own) as (folder, name):
         try:
-            kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-            if stat.S_ISDIR(kind):
+            if _kind_in(folder, name) == "a folder":
                 import shutil  # --help removes nothing
 
                 shutil.rmtree(name, dir_fd=folder)

@@ -66,26 +66,29 @@ class Origins:
 NONE = Origins()  # all keys have their defaults
 
 
+Record = Mapping[str, tuple[KeyOrigin, Any]]  # of keys, each with the value that it is of
+
+
 def recorded(
-    table: object, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
+    record: Record, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
 ) -> dict[str, KeyOrigin]:
-    """Return the origins of a config.toml's keys. Raises ConfigError for a damaged table.
+    """Return the origins of a config.toml's keys.
 
-    table: what to_table() returned; None: an older version recorded none.
-    values: of the file. path: of the file.
+    record: as read_record() returns it. values: of the file. path: of the file.
     """
-    known = _read_table(table, path)
-    changed = changed_by_hand(table, values, defaults, path)
-    origins = {key: known[key][0] if key in known else KeyOrigin(DEFAULT) for key in values}
-    return origins | dict.fromkeys(changed, KeyOrigin(FILE, shown(path)))
+    changed = changed_by_hand(record, values, defaults)
+    unchanged = origins_in(record, values, KeyOrigin(DEFAULT))
+    return unchanged | dict.fromkeys(changed, KeyOrigin(FILE, shown(path)))
 
 
-def changed_by_hand(
-    table: object, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
-) -> list[str]:
-    """Return the keys whose values are neither recorded nor defaults. Raises as recorded() does."""
-    known = _read_table(table, path)
-    before = {key: defaults.get(key) for key in values} | {key: value for key, (_, value) in known.items()}
+def origins_in(record: Record, keys: Iterable[str], otherwise: KeyOrigin) -> dict[str, KeyOrigin]:
+    """Return the recorded origins of keys; `otherwise` of one without."""
+    return {key: record[key][0] if key in record else otherwise for key in keys}
+
+
+def changed_by_hand(record: Record, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Return the keys whose values are neither recorded nor defaults."""
+    before = {key: record[key][1] if key in record else defaults.get(key) for key in values}
     return [key for key, value in values.items() if value != _as_in_toml(before[key])]
 
 
@@ -93,14 +96,11 @@ def _as_in_toml(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def recorded_of_derived(table: object, keys: Iterable[str], path: object) -> dict[str, KeyOrigin]:
-    """Return the origins of derived keys. Raises ConfigError for a damaged table."""
-    known = _read_table(table, path)
-    return {key: known[key][0] if key in known else KeyOrigin(DERIVED) for key in keys}
+def read_record(table: object, path: object) -> Record:
+    """Return the origins of a config.toml's table. Raises ConfigError for a damaged one.
 
-
-def _read_table(table: object, path: object) -> dict[str, tuple[KeyOrigin, Any]]:
-    """Return the origins of a table, each with the value that it is of. Raises ConfigError."""
+    table: what to_table() returned; None: an older version recorded none.
+    """
     if table is None:
         return {}
     known = {}

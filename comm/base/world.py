@@ -18,7 +18,14 @@ from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.mpi_errors import error_of_operation
 from mpitrain.comm.base.shared_work import BEAT_S, Giver, Taker, Work
-from mpitrain.errors import InputError, LibraryError, MeshError, MpitrainError, StoppedEarly, storage_fault
+from mpitrain.errors import (
+    InputError,
+    LibraryError,
+    MeshError,
+    StoppedEarly,
+    on_all_ranks,
+    storage_fault,
+)
 
 if TYPE_CHECKING:
     # for annotations elsewhere: only comm/ calls it
@@ -143,7 +150,7 @@ class World:
                     self.comm.allreduce(self._is_asked(), MPI.LOR)
                 state, result, error = self.comm.bcast(None)
         if error is not None:
-            raise _on_all_ranks(error)
+            raise on_all_ranks(error)
         return result
 
     def share(self, items: Iterable[Any], ranks: Sequence[int], first: Any) -> Iterator[list[Any]]:
@@ -224,7 +231,7 @@ class World:
                 "environment)"
             )
             alone = alone if len(failed) < self.size else ""
-            raise _on_all_ranks(type(errors[failed[0]])(f"{errors[failed[0]].args[0]}{alone}"))
+            raise on_all_ranks(type(errors[failed[0]])(f"{errors[failed[0]].args[0]}{alone}"))
         return result
 
     def require_same(self, what: Mapping[str, str]) -> None:
@@ -236,7 +243,7 @@ class World:
             different = [rank for rank, values in enumerate(every) if values.get(name) != wanted]
             if different:
                 values = every[different[0]].get(name, "none")
-                raise _on_all_ranks(
+                raise on_all_ranks(
                     MeshError(
                         f"{name}: found {values} on {self._names(different)}, {wanted} on rank 0; start "
                         "every rank with the same one"
@@ -298,11 +305,6 @@ def _no_help(item: Any) -> Any:
     raise TypeError("share() needs an on_first_rank() with help")
 
 
-def _on_all_ranks(error: MpitrainError) -> MpitrainError:
-    error.everywhere = True
-    return error
-
-
 def connect(
     place: StatusReporter,
     is_asked: Callable[[], bool] = lambda: False,
@@ -339,7 +341,7 @@ def connect(
         launcher = next(
             launcher_kind.name for launcher_kind in launchers.LAUNCHERS if name in launcher_kind.sizes
         )
-        raise _on_all_ranks(
+        raise on_all_ranks(
             MeshError(
                 f"{launcher} started {size} ranks ({name}), but {found} sees {world.size}: launcher and MPI "
                 "library don't match; use the mpirun of this MPI, or srun --mpi with the PMI it "
@@ -354,7 +356,7 @@ def _require_no_copy(left: launchers.Launch | None, unset: str, copies: tuple[in
     be ranks of one job.
     """
     if copies and copies[1] > 1:
-        raise _on_all_ranks(
+        raise on_all_ranks(
             MeshError(
                 f"torchrun started {copies[1]} copies ({launchers.TORCHRUN}), which MPI doesn't connect: "
                 f"each would train the whole model alone; start ranks with mpirun -n {copies[1]} mpitrain "
@@ -362,7 +364,7 @@ def _require_no_copy(left: launchers.Launch | None, unset: str, copies: tuple[in
             )
         )
     if left and left.size > 1:
-        raise _on_all_ranks(
+        raise on_all_ranks(
             MeshError(
                 f"{left.name} started {left.size} ranks ({left.variable}), and this process has their "
                 "variables, but is none of them: a rank, or a shell that was one, started it; let mpirun "

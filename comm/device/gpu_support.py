@@ -20,7 +20,7 @@ from typing import NamedTuple
 from mpitrain.comm.base import library
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.world import World
-from mpitrain.errors import MeshError
+from mpitrain.errors import MeshError, on_all_ranks
 
 # MPI 4.1, section 11.4.3; kinds of devices: "Memory Allocation Kinds" 1.0, its side document
 KEY = "mpi_memory_alloc_kinds"
@@ -143,11 +143,10 @@ def choose(
     every = world.all_gather("the way of their messages", mine)
     found: Way = next((way for way in every if not way.direct), every[0])
     if wanted == "direct" and not found.direct:
-        error = MeshError(
-            f'comm.device = "direct": this MPI doesn\'t take buffers of {of_device} ({found.reason}); use '
-            '"auto" or "staged", or an MPI '
-            "that was built for it"
+        raise on_all_ranks(
+            MeshError(
+                f'comm.device = "direct": this MPI doesn\'t take buffers of {of_device} ({found.reason}); '
+                'use "auto" or "staged", or an MPI that was built for it'
+            )
         )
-        error.everywhere = True
-        raise error
     return found

@@ -12,7 +12,6 @@ from mpitrain import errors
 from mpitrain.commands.reference.comments import named, tree_of, words_at
 
 TRAINER = "mpitrain.training.trainer"
-EXPERT_LOADS = "mpitrain.training.expert_loads"
 
 
 class Writer(NamedTuple):
@@ -27,6 +26,7 @@ FILES = {
     "metrics.jsonl": (
         Writer("mpitrain.training.metrics_line", "of_step"),
         Writer(TRAINER, "_line_of_step"),
+        Writer(TRAINER, "_validate_if_due"),
         Writer("mpitrain.optim.noise_scale", "estimates"),
         Writer("mpitrain.training.validation", "validate"),
         Writer("mpitrain.training.checks.comm_report", "end", "comm.AXIS."),
@@ -60,7 +60,6 @@ def fields_of(file: str) -> dict[str, str]:
     if file == "metrics.jsonl":
         for layer in LAYERS:
             found |= words_of_texts(layer, "metrics")
-        found["expert_loads"] = words_of_constants(EXPERT_LOADS)["KEY"]
     return found
 
 

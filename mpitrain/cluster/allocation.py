@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from mpitrain.cluster.processes import parents_of
+from mpitrain.cluster.processes import parents_of, stat_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
@@ -161,9 +161,8 @@ def age_s() -> float:
 
     On a busy file system Python alone takes minutes to start.
     """
-    with suppress(OSError, ValueError, IndexError, AttributeError):  # no Linux
-        ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
-        return now() - ticks / os.sysconf("SC_CLK_TCK")
+    with suppress(OSError):  # no Linux
+        return now() - int(stat_of("self").fields[19]) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 

@@ -36,6 +36,7 @@ from mpitrain.errors import (
     MpitrainError,
     StoppedEarly,
     library_fault,
+    on_all_ranks,
 )
 
 # that a rank whose message has failed waits: the other one may be gone, and the watchdog names it
@@ -81,21 +82,16 @@ class Guard:
                     signal.signal(name, signal.SIG_DFL)
             self.watchdog.close_lifeline()
 
-    def connect(self, may_be_alone: bool = False) -> World:
-        """Start MPI and join its world. Collective over all ranks; raises MeshError.
+    def connect(self, may_be_alone: bool = False, revocable: bool = False) -> World:
+        """Start MPI, join its world, and have one watchdog for the ranks of a node.
 
-        may_be_alone: see comm.base.world.connect().
+        Collective over all ranks; raises MeshError.
+
+        may_be_alone, revocable: see comm.base.world.connect().
         """
-        world = connect(self.place, may_be_alone=may_be_alone)
-        self.join(world)
-        return world
-
-    def join(self, world: World) -> None:
-        """Have one watchdog for the ranks of this node, which knows those of other nodes.
-
-        Collective over all ranks.
-        """
+        world = connect(self.place, lambda: bool(self.requests.why()), may_be_alone, revocable)
         self.watchdog.join(world)
+        return world
 
     def watch(self, time: Allotted | None) -> None:
         """Have this rank leave before its time is over."""
@@ -109,7 +105,7 @@ class Guard:
         """
         phase = self.place.phase
         if why := world.first_of("whether to leave", self.requests.why()):
-            raise _on_all_ranks(StoppedEarly(phase, why, *kept))
+            raise on_all_ranks(StoppedEarly(phase, why, *kept))
 
     # ------------------------------------------------------------ how a rank ends
 
@@ -191,11 +187,6 @@ def guarded(body: Callable[[Guard], int], report: Callable[[MpitrainError], None
         code = guard.answer(error, report)
     guard.leave(code)
     return code
-
-
-def _on_all_ranks(error: StoppedEarly) -> StoppedEarly:
-    error.everywhere = True
-    return error
 
 
 def is_guarded() -> bool:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from mpitrain.cluster.launcher_process import LauncherProcess
-from mpitrain.cluster.processes import parents_of, peer_of
+from mpitrain.cluster.processes import parents_of, peer_of, stat_of
 from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import STARTERS, launch, without_rank
 from mpitrain.errors import MeshError
@@ -138,7 +138,7 @@ def elsewhere(name: str) -> dict[int, int]:
                 pair.split(b"=", 1) for pair in (folder / "environ").read_bytes().split(b"\0") if b"=" in pair
             )
             rank = int(environment[variable])
-            parent = int((folder / "stat").read_bytes().rpartition(b")")[2].split()[1])
+            parent = int(stat_of(folder.name).fields[1])
             job = environment.get(b"PMIX_NAMESPACE", b"")
             mine = os.environ.get("PMIX_NAMESPACE", "").encode()
             if job == mine if mine else parent == os.getppid():

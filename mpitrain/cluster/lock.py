@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from mpitrain.cluster.launch import job_of_scheduler
-from mpitrain.cluster.processes import no_more
+from mpitrain.cluster.processes import no_more, stat_of
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import decoded, open_regular, read_regular, shown
 
@@ -322,10 +322,10 @@ def _born(pid: int) -> str:
     if not os.path.exists("/proc/self/stat"):
         return _lives(pid)
     try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = stat_of(pid).fields
     except OSError:
         return ""
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+    return "" if fields[0] in ("Z", "X") else fields[19]
 
 
 def _lives(pid: int) -> str:

@@ -156,11 +156,6 @@ class WatchdogNodes:
         """The name of this node."""
         return self.meeting.names[self.meeting.node]
 
-    @property
-    def reached(self) -> set[int]:
-        """The nodes at the other ends of the links."""
-        return {link.node for link in self.links.values() if link.node >= 0}
-
     def connect(self) -> None:
         """Connect a spoke to the hub, over whichever of its addresses answers first."""
         if self.is_hub:

@@ -16,7 +16,7 @@ import shutil
 import statistics
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from mpitrain.comm.base.world import World
 from mpitrain.comm.links import Links
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import CheckpointError, counted
+from mpitrain.inputs import listed
 from mpitrain.plan.declared.optimizers import GROUPS, num_moments
 from mpitrain.plan.plan import Plan
 
@@ -42,7 +43,6 @@ REPEATS = 4  # the best counts: what else the machine does is not of interest he
 SHORT = 1 << 18
 LONG = 1 << 22
 LONG_ENOUGH_S = 0.1
-MOST_NAMED = 8
 
 
 class Finding(NamedTuple):
@@ -179,7 +179,7 @@ def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
     worst = max(least, key=lambda host: abs(least[host]))
     off = [f"{host} by {seconds:+.1f} s" for host, seconds in least.items() if abs(seconds) > SKEW_S]
     text = f"within {abs(least[worst]):.3f} s of rank 0's"
-    return Finding("clocks", f"{_few(off)} off rank 0's: synchronise them" if off else text, fine=not off)
+    return Finding("clocks", f"{listed(off)} off rank 0's: synchronise them" if off else text, fine=not off)
 
 
 def _devices(hosts: Sequence[str], devices: Sequence[str]) -> Finding:
@@ -190,7 +190,7 @@ def _devices(hosts: Sequence[str], devices: Sequence[str]) -> Finding:
     if not others:
         return Finding("devices", text)
     nodes = dict.fromkeys(host for host, device in zip(hosts, devices) if device != most)
-    return Finding("devices", f"{text}; not {most} on {_few(nodes)}", fine=False)
+    return Finding("devices", f"{text}; not {most} on {listed(nodes)}", fine=False)
 
 
 def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, float]:
@@ -310,11 +310,4 @@ def bandwidth(axis: str, links: Sequence[MeasuredLink]) -> Finding:
         f"{median / 1e9:.2g} GB/s, the least {worst.bytes_per_s / 1e9:.2g} from rank {worst.ranks[0]} to "
         f"{worst.ranks[1]}"
     )
-    return Finding(f"axis {axis}", text + (f"; slow: {_few(slow)} GB/s" if slow else ""), fine=not slow)
-
-
-def _few(names: Sequence[str] | Mapping[str, object]) -> str:
-    listed = list(names)
-    return ", ".join(listed[:MOST_NAMED]) + (
-        f" and {len(listed) - MOST_NAMED} more" if len(listed) > MOST_NAMED else ""
-    )
+    return Finding(f"axis {axis}", text + (f"; slow: {listed(slow)} GB/s" if slow else ""), fine=not slow)

@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,13 @@ EXITING = 0x4  # of the flags of a process: PF_EXITING
 DEAF = ("T", "t", "Z", "")  # of these conditions: those in which nothing is heard any more
 
 
+class ProcessStat(NamedTuple):
+    """What /proc/PID/stat has of a process (proc(5)). fields: after its name; the first is its state."""
+
+    name: str
+    fields: list[str]
+
+
 class Peer(NamedTuple):
     """The process at the other end of a local socket."""
 
@@ -44,8 +52,7 @@ def peer_of(connection: socket.socket) -> Peer:
 def condition(pid: int) -> str:
     """Return the letter of a process's state; "" if there is no such process."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0].decode()
+        return stat_of(pid).fields[0]
     except (OSError, IndexError):
         return ""
 
@@ -58,9 +65,9 @@ def has_ended(pid: int) -> bool:
 def end_of(pid: int) -> int | None:
     """Return the wait status of a process that is ending or has ended; None of another, or one forgotten."""
     try:
-        fields = _stat(pid)[1].split()
+        fields = stat_of(pid).fields
         return int(fields[49]) if int(fields[6]) & EXITING else None
-    except (OSError, ValueError, IndexError):
+    except (OSError, IndexError):
         return None
 
 
@@ -82,23 +89,23 @@ def condition_of(pid: int, otherwise: str) -> str:
 
 def parents_of(pid: int) -> Iterator[tuple[int, str]]:
     """Yield the processes above one, the nearest first, each with its name."""
-    try:
-        while (pid := int(_stat(pid)[1].split()[1])) > 1:
-            yield pid, _stat(pid)[0]
-    except (OSError, ValueError, IndexError):
-        return
+    with suppress(OSError, IndexError):
+        while (pid := int(stat_of(pid).fields[1])) > 1:
+            yield pid, stat_of(pid).name
 
 
-def _stat(pid: int) -> tuple[str, str]:
-    """Return the name of a process, and what follows it in its line of /proc."""
-    before, _, after = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-    return before.partition("(")[2], after
+def stat_of(pid: int | str, thread: int | None = None) -> ProcessStat:
+    """Return what /proc has of a process, or of one of its threads. Raises OSError if there is none."""
+    path = f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat"
+    with open(path, encoding="utf-8", errors="replace") as file:
+        before, _, after = file.read().rpartition(")")
+    return ProcessStat(before.partition("(")[2], after.split())
 
 
 def name_of(pid: int) -> str:
     """Return the name of a process; "" if there is no such process."""
     try:
-        return _stat(pid)[0]
+        return stat_of(pid).name
     except OSError:
         return ""
 
@@ -122,8 +129,7 @@ def used(pid: int) -> tuple[int, float]:
         with open(f"/proc/{pid}/task/{pid}/io", "rb") as file:
             lines = file.read().splitlines()
         moved = sum(int(lines[at].split()[1]) for at in IO_LINES)
-        with open(f"/proc/{pid}/task/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = stat_of(pid, pid).fields
         return moved, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return 0, 0.0

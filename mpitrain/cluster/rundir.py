@@ -41,17 +41,11 @@ from mpitrain.inputs import append_lines, kind_of, names_in, open_regular, read_
 from mpitrain.origins import FILE, Origins
 from mpitrain.plan.settings.identity import identity
 
-DRAWN = ("trace.json", "profile.json", "loads.svg", "run.svg", "routing.npz")
-WRITTEN = (
-    "metrics.jsonl",
-    "ends.jsonl",
-    "evaluations.jsonl",
-    "recovery.json",
-    "unhealthy.jsonl",
-    "summary.json",
-    "metrics.jsonl.damaged",
+FILES = (
+    *("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", "ends.jsonl", "evaluations.jsonl"),
+    *("recovery.json", "unhealthy.jsonl", "summary.json", "trace.json", "profile.json", "loads.svg"),
+    *("run.svg", "routing.npz", LOCK),
 )
-FILES = ("config.toml", *WRITTEN, *DRAWN, LOCK)
 FOLDERS = ("data", "checkpoints", "logs", "loggers", "huggingface")
 IMPORTED = "step-00000000"  # the step that `mpitrain import` makes
 OF_A_MODEL = ("model", "attention", "experts")  # the tables that say what its weights are
@@ -320,8 +314,7 @@ class RunDir:
             return ""
         return (
             f"{shown(self.metrics)} lacks the last {counted(self._unwritten.count(10), 'lines')}, which "
-            "could not be "
-            "written"
+            "could not be written"
         )
 
     def truncate_metrics(self, step: int) -> str:

@@ -36,6 +36,7 @@ _TEXT = _NOTE - _CHECKSUM.size - _HEAD.size
 # ranks. HUNG: gave up a wait. LEFT: ends in good order.
 MOST_WAITED_ON = 64  # ranks that a wait names
 ABSENT, WORKING, BUSY, WAITING, HUNG, LEFT = range(6)
+AT_WORK = (WORKING, BUSY, LEFT)
 NOT_KNOWN = -1  # which step is saved: a command without checkpoints, or nobody has looked yet
 PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
 

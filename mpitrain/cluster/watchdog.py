@@ -73,11 +73,10 @@ from mpitrain.cluster.processes import (
 from mpitrain.cluster.shared_memory import free_bytes, too_little
 from mpitrain.cluster.status_board import (
     ABSENT,
-    BUSY,
+    AT_WORK,
     LEFT,
     NOT_KNOWN,
     WAITING,
-    WORKING,
     Where,
     with_saved,
 )
@@ -112,7 +111,6 @@ LINGER_S = 6.0
 LAUNCHER_S = 0.05
 COME_S = 2.0  # after the first rank is gone, for one that lives
 APART_S = 0.5  # between the ends of ranks of a node, of which none was ended by the launcher
-AT_WORK = (WORKING, BUSY, LEFT)
 BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)  # that they end ranks with
 BAD_INPUT = 2  # exit code: what is wrong with it is no matter of checkpoints
 
@@ -326,7 +324,7 @@ class Watchdog:
             self.has_spares = True
         elif kind == MEET and not complete:  # this process can't have more descriptors
             close(descriptors)
-            self._send(rank, REFUSED)
+            rank.send(REFUSED)
         elif kind == MEET:
             self.meeting = rank, int(message[1:]), descriptors
             self._meet()
@@ -336,7 +334,7 @@ class Watchdog:
         if not self.connections.greet(rank, descriptors):
             self._drop(rank)
             return
-        self._send(rank, READY + b" %d" % os.getpid())
+        rank.send(READY + b" %d" % os.getpid())
         if self.ended:
             self._ask([rank])
         elif self.meeting:
@@ -366,7 +364,7 @@ class Watchdog:
                 self._enter(WatchdogPhase.WATCHING)
         else:
             close((stderr, meeting_fd, *door))
-        self._send(rank, READY if complete else REFUSED)
+        rank.send(READY if complete else REFUSED)
 
     def _miss(self, rank: ConnectedRank, status: int | None) -> None:
         """Report a rank that is gone, unless it has said why.
@@ -464,7 +462,7 @@ class Watchdog:
         here works.
         """
         ranks = [(rank, rank.where) for rank in self.connections.ranks]
-        late = [where for rank, where in ranks if where.state in AT_WORK and self._late(rank, where, now)]
+        late = [where for rank, where in ranks if rank.is_late(where, now)]
         grace_s = GATHER_S if self.nodes.alone else GATHER_S + ELSEWHERE_S
         waiting = [where for _, where in ranks if where.state == WAITING and now > self.deadline]
         over = [where for where in waiting if now - where.since > where.limit_s + grace_s]
@@ -475,16 +473,13 @@ class Watchdog:
             # still
             self._ask_around()
 
-    def _late(self, rank: ConnectedRank, where: Where, now: float) -> bool:
-        return rank.activity.idle_s(where, now) > where.limit_s
-
     def _board(self) -> list[Rank]:
         """Return where the ranks of this node are, and in which condition."""
         now = time.monotonic()
         ranks = []
         for rank in self.connections.ranks:
             where = rank.where
-            late = where.state in AT_WORK and self._late(rank, where, now)
+            late = rank.is_late(where, now)
             gave_up = self.gave_up.get(rank.number, "")
             for_s = now - where.since
             if not gave_up and where.state == WAITING and for_s > where.limit_s:
@@ -626,10 +621,7 @@ class Watchdog:
 
     def _ask(self, ranks: Iterable[ConnectedRank]) -> None:
         for rank in ranks:
-            self._send(rank, b"%d" % self.code)
-
-    def _send(self, rank: ConnectedRank, message: bytes) -> None:
-        rank.send(message)
+            rank.send(b"%d" % self.code)
 
 
 def _reason(status: int | None) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from mpitrain.cluster.activity import Activity
 from mpitrain.cluster.launcher_process import LauncherProcess
 from mpitrain.cluster.processes import peer_of
-from mpitrain.cluster.status_board import Where, read_slot, seen_slot
+from mpitrain.cluster.status_board import AT_WORK, Where, read_slot, seen_slot
 
 LOOK_S = 0.25
 MOST_DESCRIPTORS = 3
@@ -35,6 +35,10 @@ class ConnectedRank:
     @property
     def where(self) -> Where:
         return read_slot(self.slot)
+
+    def is_late(self, where: Where, now: float) -> bool:
+        """Return whether it is at work and has done nothing for longer than its limit."""
+        return where.state in AT_WORK and self.activity.idle_s(where, now) > where.limit_s
 
     def send(self, message: bytes) -> None:
         try:

@@ -30,7 +30,7 @@ from mpitrain.cluster.launch import num_ranks_here, rank_of_launcher
 from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.status_board import BUSY, WAITING
 from mpitrain.comm.base import library
-from mpitrain.comm.base.world import World, connect
+from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.standins.recipe import Event, decoded
@@ -43,15 +43,15 @@ from mpitrain.errors import DONE, InputError, MeshError, MessageError, counted
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.profile_request import ProfileRequest
-from mpitrain.training.agreed_layout import agreed_layout
 from mpitrain.training.agreement import (
     attempt,
+    loaded,
     require_no_spares,
     require_same_configuration,
     require_time,
     watch_time,
 )
-from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
+from mpitrain.training.run_plan import agreed_layout, beginning, judged_advice, resolved_plan
 from mpitrain.training.tokenizing import OneTokenizer
 
 NOTHING = "a dry run saves nothing"
@@ -107,7 +107,6 @@ def run(
     read = attempt(path, overrides)
     world = _connected(read, guard, say)
     start_s = age_s()
-    guard.join(world)
     plan = _agreed_plan(read, world, rehearsals, guard, say)
     asleep = world.on_every_rank("predicting computations", lambda: _asleep(plan, options, world))
     phases = Phases(plan, world, options, asleep, guard, say)
@@ -128,7 +127,7 @@ def _connected(read: LoadedConfig | InputError, guard: Guard, say: Callable[[str
             watch_time(read.config, guard, say)
     if rank_of_launcher()[0] == 0 and (hint := _start_with_less()):
         say(hint)
-    return connect(guard.place, lambda: bool(guard.requests.why()))
+    return guard.connect()
 
 
 def _start_with_less() -> str:
@@ -242,11 +241,10 @@ class Phases:
 
 
 def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
-    if isinstance(read, InputError):
-        raise read
-    require_time(read.config)
-    require_no_spares(read.config)
-    return beginning(read)[0]
+    asked = loaded(read)
+    require_time(asked.config)
+    require_no_spares(asked.config)
+    return beginning(asked)[0]
 
 
 def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:

@@ -2,8 +2,7 @@
 
 agreement, prepare      one configuration on all ranks, checked, with its plan
 run_opening, same_past  run directory, newest checkpoint, tokens; what may not change in a resumed run
-run_plan                the plan of a run, and what is to be said of it
-agreed_layout           the layout of a run that leaves it open: the planner is asked once, on rank 0
+run_plan                the plan of a run, its layout where that is open, and what is to be said of it
 corpora                 the prepared tokens as steps read them: split, mixed, in their order
 token_preparation       tokens alone, without a run: mpitrain data prepare
 step_documents          which documents a step has read, from the run directory alone
@@ -11,7 +10,7 @@ repairs                 a run on all ranks it was started with; spares take the 
 trainers                builds everything; once more where batches or rows grow
 trainer                 loops over steps: train, validate, log, save
 validation              the loss of held-out sequences
-metrics_line            what metrics.jsonl has of a step
+metrics_line            what metrics.jsonl has of a step, load balancing of experts
 recovery                what a run resumes from, and goes back to after a spike
 compile_warmup          compiles before the first step
 announcements           what a run says before its first step
@@ -22,9 +21,7 @@ tokenizing              a corpus is tokenized on all ranks
 run_summary             summary.json: what a run knows at its end alone, for pages
 run_report              what a run prints
 run_end, next_commands  what it prints and keeps at its end, and what it advises
-step_times              the seconds of the last steps
 task_scores             tasks that are scored at each validation
-expert_loads            load balancing of experts, as numbers
 early_exit              an early exit with a checkpoint: signals, time limits
 saving/                 checks/  replay/  machine/
 """

@@ -12,7 +12,7 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.config import Config, LoadedConfig
-from mpitrain.errors import ConfigError, InputError
+from mpitrain.errors import ConfigError, InputError, StoppedEarly
 
 
 def attempt(path: str | None, overrides: tuple[str, ...]) -> LoadedConfig | InputError:
@@ -21,6 +21,13 @@ def attempt(path: str | None, overrides: tuple[str, ...]) -> LoadedConfig | Inpu
         return settings.read(path, overrides)
     except InputError as error:
         return error
+
+
+def loaded(read: LoadedConfig | InputError) -> LoadedConfig:
+    """Return what attempt() has read, or raise what was wrong with it."""
+    if isinstance(read, InputError):
+        raise read
+    return read
 
 
 def require_same_configuration(world: World, config: Config) -> None:
@@ -45,6 +52,18 @@ def require_time(config: Config) -> None:
     if config.run.time_limit:
         seconds_of(config.run.time_limit)
     end_of_user()
+
+
+def still_working(what: str, world: World, guard: Guard) -> None:
+    """Tell the watchdog and the other ranks that this one, the first, still works.
+
+    Raises StoppedEarly if one of them was asked to leave.
+    """
+    place = guard.place
+    place.enter(place.phase, what, BUSY)
+    another = "another rank was asked to leave" if world.beat() else ""
+    if why := guard.requests.why() or another:
+        raise StoppedEarly(f"{place.phase}, {what}", why)
 
 
 def watch_time(config: Config, guard: Guard, note: Callable[[str], object]) -> None:

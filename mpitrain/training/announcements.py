@@ -9,11 +9,9 @@ from mpitrain.actor.actor import Actor
 from mpitrain.cluster.crowding import crowded
 from mpitrain.comm.base import library
 from mpitrain.comm.base.world import World
-from mpitrain.comm.mesh import Mesh
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.corpus import corpus_of
 from mpitrain.errors import counted
-from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.promises import idle_here
 from mpitrain.plan.predict.speed_costs import costs
 from mpitrain.plan.settings.recompute import recompute_line
@@ -26,27 +24,28 @@ from mpitrain.training.machine.peak_flops import COUNTED
 PUBLISHED = "published on GPUs: Llama 3 405B 38 to 43 %; above 40 % is excellent"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Announcements:
     """The lines of a run. num_validated: sequences of a validation. peak: where that of the MFU is from."""
 
-    plan: Plan
     world: World
-    mesh: Mesh
     actor: Actor
     corpora: Corpora
     placement: DevicePlacement
     num_validated: int
     peak: str
 
+    def __post_init__(self) -> None:
+        self._plan, self._mesh = self.actor.plan, self.actor.mesh
+
     def lines(self) -> Iterator[str]:
         """Yield the first lines of a run; "" for one that doesn't apply. Collective over all ranks."""
         yield from self._model_lines()
         yield self._validation_line()
-        yield "\n".join(f"{self.plan.table.name}: {note}" for note in self.plan.table.notes)
+        yield "\n".join(f"{self._plan.table.name}: {note}" for note in self._plan.table.notes)
         yield crowded(library.vendor(), self.world.node.size, self.world.node_cores)
         yield from self._cost_lines()
-        texts = self.world.all_gather("which axes lack shared memory", self.mesh.budget.describe())
+        texts = self.world.all_gather("which axes lack shared memory", self._mesh.budget.describe())
         yield next(filter(None, texts), "")
         yield f"MFU: a share of {self.peak}\n  {COUNTED}\n  {PUBLISHED}"
         kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
@@ -58,25 +57,24 @@ class Announcements:
         yield from self._device_lines()
 
     def _model_lines(self) -> Iterator[str]:
-        config = self.plan.config
+        config = self._plan.config
         model = config.model
-        count = sum(spec.numel for spec in self.plan.parameters())
+        count = sum(spec.numel for spec in self._plan.parameters())
         yield (
-            f"ranks: {self.mesh.size}, nodes: {self.world.num_nodes}, {self.mesh.grid}; "
-            f"{config.pipeline.schedule}, microbatches a rank: {self.plan.division.numbers}; "
+            f"ranks: {self._mesh.size}, nodes: {self.world.num_nodes}, {self._mesh.grid}; "
+            f"{config.pipeline.schedule}, microbatches a rank: {self._plan.division.numbers}; "
             f"{self.placement.device.type}, threads a rank: {torch.get_num_threads()}"
         )
+        batch, sequence = counted(config.batch.global_, "sequences"), counted(config.data.sequence, "tokens")
         yield (
             f"{count / 1e6:.2f} M parameters ({counted(model.layers, 'blocks')} of width {model.width}), "
-            f"{counted(config.batch.global_, 'sequences')} of {counted(config.data.sequence, 'tokens')} "
-            "a step, training on "
-            f"{counted(self.corpora.train.num_sequences, 'sequences', ',')} of "
-            f"{corpus_of(config.data).source}, "
-            f"in the order {self.corpora.order}"
+            f"{batch} of {sequence} a step, "
+            f"training on {counted(self.corpora.train.num_sequences, 'sequences', ',')} of "
+            f"{corpus_of(config.data).source}, in the order {self.corpora.order}"
         )
 
     def _validation_line(self) -> str:
-        config = self.plan.run_config
+        config = self._plan.run_config
         asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
         known = self.corpora.validation.num_sequences
         fewer = (
@@ -89,25 +87,25 @@ class Announcements:
         return f"validation on {counted(self.num_validated, 'sequences', ',')}{used}; held out are {held_out}"
 
     def _cost_lines(self) -> Iterator[str]:
-        if not self.mesh["tp"].one_node:
+        if not self._mesh["tp"].one_node:
             yield (
-                f"parallel.tp = {self.plan.config.parallel.tp} spans nodes: every layer waits for the "
+                f"parallel.tp = {self._plan.config.parallel.tp} spans nodes: every layer waits for the "
                 "network; use a smaller tp"
             )
-        yield from costs(self.plan)
+        yield from costs(self._plan)
         if self.world.rank == 0:
-            yield from idle_here(self.plan)
-        yield recompute_line(self.plan.stages)
+            yield from idle_here(self._plan)
+        yield recompute_line(self._plan.stages)
 
     def _device_lines(self) -> Iterator[str]:
         """Say which GPU, who shares one, and how messages get there. Collective over all ranks."""
         gpu = self.placement.gpu
-        wanted = self.plan.config.comm.device
+        wanted = self._plan.config.comm.device
         if gpu is None:
             if wanted != "auto":
                 yield f'comm.device = "{wanted}" has no effect: this run computes on CPUs'
             return
-        yield f"GPU of rank 0: {gpu}; {self.mesh.way}"
-        yield DETERMINISM_MESSAGES[self.plan.config.numerics.deterministic]
+        yield f"GPU of rank 0: {gpu}; {self._mesh.way}"
+        yield DETERMINISM_MESSAGES[self._plan.config.numerics.deterministic]
         said = shared(self.placement, self.world)
         yield f"{said}: they take turns, and have its memory and its peak together" if said else ""

@@ -1,9 +1,11 @@
-"""What metrics.jsonl has of a step: loss, learning rate, tokens per second, MFU."""
+"""What metrics.jsonl has of a step: loss, learning rate, tokens/s, MFU, load balancing of experts."""
 
 import time
+from collections.abc import Sequence
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_work import StepResult
+from mpitrain.comm.base.world import World
 from mpitrain.training.recovery import RunCounts
 
 
@@ -55,3 +57,29 @@ class MetricsLine:
             **result.noise,
             **result.metrics,
         }
+
+
+def expert_loads(actor: Actor, world: World) -> dict[str, list[float]]:
+    """Return the share that each expert had of the choices of the last step, by block.
+
+    Collective over all ranks: each gives the blocks that it counts.
+    """
+    pieces = (piece for piece in actor.gradients.counted if piece.spec.group == "load")
+    mine = {
+        piece.spec.name.removeprefix("blocks.").partition(".ffn")[0]: piece.weight.tolist()
+        for piece in pieces
+    }
+    return together(world.all_gather("the loads of experts", mine))
+
+
+def together(rank_shares: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """Return the loads of all ranks, in the order of the blocks.
+
+    "0", "1", ..., and those that predict further tokens, "mtp.0", ...
+    """
+
+    def place(item: tuple[str, list[float]]) -> tuple[bool, int]:
+        further, _, number = item[0].rpartition(".")
+        return bool(further), int(number)
+
+    return dict(sorted((item for part in rank_shares for item in part.items()), key=place))

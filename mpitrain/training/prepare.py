@@ -22,7 +22,7 @@ from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
 from mpitrain.comm.base.mpi_errors import is_of_lost_rank
 from mpitrain.comm.base.spare_ranks import is_enabled, require_fault_tolerance, survives_deaths
-from mpitrain.comm.base.world import World, connect
+from mpitrain.comm.base.world import World
 from mpitrain.config import Config, LoadedConfig, RecoveryTable, as_override, plugins_of
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
 from mpitrain.errors import ConfigError, DataError, InputError
@@ -36,9 +36,9 @@ from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.plan.settings.rule_table import idle_settings
 from mpitrain.report.loggers.catalog import require_loggers
-from mpitrain.training.agreed_layout import agreed_layout
 from mpitrain.training.agreement import (
     attempt,
+    loaded,
     require_no_spares,
     require_same_configuration,
     require_time,
@@ -46,7 +46,7 @@ from mpitrain.training.agreement import (
 )
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_opening import Opening, PreparedRun
-from mpitrain.training.run_plan import beginning, judged_advice, resolved_plan
+from mpitrain.training.run_plan import agreed_layout, beginning, judged_advice, resolved_plan
 from mpitrain.training.task_scores import require_tasks
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -73,7 +73,7 @@ def open_run(
     """Join the ranks and open the run, without spare ranks. Collective over all ranks; raises as these do."""
     joined = join_ranks(path, overrides, guard)
     joined.world.on_every_rank("looking for spares", lambda: require_no_spares(joined.asked.config))
-    return open_joined(joined, path, overrides, guard, record), joined.world
+    return open_joined(joined, guard, record), joined.world
 
 
 def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> JoinedRanks:
@@ -95,25 +95,19 @@ def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> Jo
             watch_time(read.config, guard, notes.append)
     survives = recovery.spares > 0 or (recovery.shrink and is_enabled())
     guard.place.name(guard.place.who, min(limit_s, START_S) if survives else limit_s)
-    world = connect(guard.place, lambda: bool(guard.requests.why()), revocable=survives)
+    world = guard.connect(revocable=survives)
     guard.place.name(guard.place.who, limit_s)
-    guard.join(world)
     # a shell had a rank of an earlier job in its environment
     if isinstance(read, LoadedConfig) and world.rank == 0 and not first:
         watch_time(read.config, guard, notes.append)
     guard.place.enter("start", "checking the configuration", BUSY)
     asked = world.on_every_rank("checking the configuration", lambda: _checked(read, world.size))
     require_same_configuration(world, asked.config)
+    notes += _moved_lines(path, overrides, asked.config.run.dir)
     return JoinedRanks(asked, world, notes, survives and survives_deaths())
 
 
-def open_joined(
-    joined: JoinedRanks,
-    path: str | None,
-    overrides: tuple[str, ...],
-    guard: Guard,
-    record: RecordRequest | None = None,
-) -> PreparedRun:
+def open_joined(joined: JoinedRanks, guard: Guard, record: RecordRequest | None = None) -> PreparedRun:
     """Check everything that needs no device, take the run directory, and prepare the tokens on rank 0.
 
     Collective over the ranks of `joined`. Raises InputError, alike on all ranks and before anything of
@@ -141,7 +135,6 @@ def open_joined(
     guard.leave_if_asked(world)
     _require_device(plan, world)
     guard.leave_if_asked(world)
-    notes += _moved_lines(path, overrides, plan.config.run.dir)
     given = begun.changed(config, KeyOrigin(PLANNER))
     notes += filter(None, [zero_line(config, plan.config), *idle_settings(plan.config, given.origins)])
     resolved = with_resolved(given, plan.config)
@@ -188,7 +181,8 @@ def _require_files(plan: Plan, world: World) -> None:
     checkpoints = RunDir(plan.config.run.dir).checkpoints
     world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
     if plan.config.run.machine:
-        world.on_first_rank("reading run.machine", lambda: _require_machine(plan.config.run.machine))
+        # which the end of a run would find out late
+        world.on_first_rank("reading run.machine", lambda: find_machine(plan.config.run.machine))
 
 
 def _require_init(plan: Plan, checkpoints: Path) -> None:
@@ -216,14 +210,13 @@ def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> 
 
 def _checked(read: LoadedConfig | InputError, num_ranks: int) -> LoadedConfig:
     """Return a configuration, if what needs neither a layout nor a tokenizer is right. Writes nothing."""
-    if isinstance(read, InputError):
-        raise read
-    if spares := read.config.recovery.spares:
+    asked = loaded(read)
+    if spares := asked.config.recovery.spares:
         require_fault_tolerance(spares, num_ranks)
-    num_threads(read.config.run)
-    require_time(read.config)
-    _require_staging(read.config.run.staging)
-    return read
+    num_threads(asked.config.run)
+    require_time(asked.config)
+    _require_staging(asked.config.run.staging)
+    return asked
 
 
 def _plan(
@@ -278,11 +271,6 @@ def _require_staging(path: str) -> None:
             f"run.staging = {path}: not writable on {socket.gethostname()}; choose another directory, or "
             "leave it out"
         )
-
-
-def _require_machine(name: str) -> None:
-    """Raise ConfigError if run.machine is no machine, which the end of a run would find out late."""
-    find_machine(name)
 
 
 def _require_device(plan: Plan, world: World) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.profile_events import OUTSIDE, Cost, Operation, RankProfile, merged, total_costs
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.comm.meters.clock_offset import offset_to_first_rank
 from mpitrain.errors import counted
@@ -28,20 +28,13 @@ class Profiling:
     say: takes what is said, on all ranks; rank 0 says it.
     """
 
-    def __init__(
-        self,
-        actor: Actor,
-        world: World,
-        rundir: RunDir,
-        place: RankStatus,
-        say: Callable[[str], None],
-    ):
+    def __init__(self, actor: Actor, world: World, rundir: RunDir, say: Callable[[str], None]):
         self._request = ProfileRequest.read(actor.config.run.profile)
         self._profiler = actor.profiler
         self._mesh = actor.mesh
         self._world = world
         self._path = rundir.profile
-        self._place = place
+        self._place = actor.place
         self._say = say
         self._steps = range(0)  # that are to be profiled
         self._ranks = self._request.ranks if self._request else ()
@@ -133,8 +126,7 @@ def table(ranks: dict[int, RankProfile]) -> str:
     of_ranks = f"rank {next(iter(ranks))}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     lines = [
         "operations that took longest by themselves, a step and rank (mean of "
-        f"{counted(num_steps, 'steps')} of "
-        f"{of_ranks}):",
+        f"{counted(num_steps, 'steps')} of {of_ranks}):",
         aligned([HEADER, *(_row(*item, per, whole_us) for item in operations)]),
     ]
     if outside:

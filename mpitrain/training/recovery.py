@@ -11,7 +11,7 @@ from typing import Any
 
 from mpitrain.actor.actor import Actor
 from mpitrain.checkpoint import load
-from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError, MpitrainError
 from mpitrain.inputs import shown
@@ -50,7 +50,6 @@ class Recovery:
         opened: PreparedRun,
         world: World,
         actor: Actor,
-        place: RankStatus,
         counts: RunCounts,
         spikes: Spikes,
         saver: Saver,
@@ -62,7 +61,7 @@ class Recovery:
         self._rundir = opened.rundir
         self._world = world
         self._actor = actor
-        self._place = place
+        self._place = actor.place
         self._counts = counts
         self._spikes = spikes
         self._saver = saver

@@ -42,27 +42,16 @@ def run(
 ) -> int:
     """Open a run and train; return the exit code. Collective over all ranks; raises as open_joined() does."""
     joined = join_ranks(path, overrides, guard)
-    one_round = _Round(path, overrides, guard, record, calibrate)
+    one_round = _Round(guard, record, calibrate)
     if not joined.survives:
         return one_round.train(joined)
     return _Rounds(joined, one_round, guard).run()
 
 
 class _Round:
-    """What a rank with a place does in a round. path, overrides, guard, record, calibrate: as run() has them.
+    """What a rank with a place does in a round. opened: the run of the last one."""
 
-    opened: the run of the last one.
-    """
-
-    def __init__(
-        self,
-        path: str | None,
-        overrides: tuple[str, ...],
-        guard: Guard,
-        record: RecordRequest | None,
-        calibrate: str | None,
-    ):
-        self._asked = path, overrides
+    def __init__(self, guard: Guard, record: RecordRequest | None, calibrate: str | None):
         self._guard = guard
         self._record = record
         self._calibrate = calibrate
@@ -71,7 +60,7 @@ class _Round:
 
     def train(self, joined: JoinedRanks) -> int:
         """Open the run and train, with the ranks of `joined` alone; return the exit code."""
-        opened = self.opened = open_joined(joined, *self._asked, self._guard, self._record)
+        opened = self.opened = open_joined(joined, self._guard, self._record)
         with opened.rundir:
             self._guard.place.enter("build", "loading torch", BUSY)
             train = self.loaded()

@@ -1,6 +1,7 @@
 """The end of a run: what it prints and keeps of all steps, and what it advises to run next."""
 
 from datetime import date
+from statistics import median
 
 import torch
 
@@ -116,11 +117,11 @@ def _compare_memory(
             f"GPU of rank 0, MB at most: {held / 1e6:,.2f} allocated, with what it works with; "
             f"{reserved / 1e6:,.2f} reserved by torch"
         )
-    times, gpu = trainer.step_times, trainer.placement.gpu
+    steps_s, gpu = trainer.steps_s, trainer.placement.gpu
     run = MeasuredRun(
         plan,
-        times.median_s if len(times) else 0.0,
-        len(times),
+        median(steps_s) if steps_s else 0.0,
+        len(steps_s),
         [usage.totals for usage in usages],
         trainer.ledger.num_steps,
         world.node.size,

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ from mpitrain.inputs import shown
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.report.loggers.logger_children import Loggers
+from mpitrain.training.agreement import still_working
 from mpitrain.training.corpora import Corpora, PreparedCorpus
 from mpitrain.training.next_commands import prompt_for
 from mpitrain.training.replay.record_request import RecordRequest
@@ -79,36 +81,32 @@ class PreparedRun:
     passed: tuple[int, dict[str, Any]] | None = None
 
 
+@dataclass
 class Opening:
     """The run directory and what is in it, step by step.
 
     Each is collective, and an error in one undoes what was made.
+    before: what the run directory holds; on rank 0.
+    gone: why the corpus can't be read, of which the run directory may have what it needs.
     """
 
-    def __init__(
-        self,
-        asked: LoadedConfig,
-        resolved: LoadedConfig,
-        plan: Plan,
-        tokenizer: OneTokenizer,
-        vocabulary: Vocabulary,
-        world: World,
-        guard: Guard,
-        record: RecordRequest | None,
-        notes: list[str],
-    ):
-        self.plan = plan
-        self.config = plan.config
-        self.world = world
-        self.guard = guard
-        self.record = record
-        self.tokenizer = tokenizer
-        self.vocabulary = vocabulary
-        self.report = RunReport(world.rank, 0, log_pace(self.config.run))
-        self.asked, self.resolved = asked, resolved
-        self.rundir, self.notes = RunDir(self.config.run.dir), notes
-        self.before: Config | None = None  # what the run directory holds; on rank 0
-        self.gone: DataError | None = None
+    asked: LoadedConfig
+    resolved: LoadedConfig
+    plan: Plan
+    tokenizer: OneTokenizer
+    vocabulary: Vocabulary
+    world: World
+    guard: Guard
+    record: RecordRequest | None
+    notes: list[str]
+    before: Config | None = None
+    gone: DataError | None = None
+
+    def __post_init__(self) -> None:
+        self.config = self.plan.config
+        self.rundir = RunDir(self.config.run.dir)
+        self.report = RunReport(self.world.rank, 0, log_pace(self.config.run))
+        self._still = partial(still_working, world=self.world, guard=self.guard)
 
     def opened(self) -> PreparedRun:
         world = self.world
@@ -246,8 +244,8 @@ class Opening:
         if step > self.config.run.steps:
             raise ConfigError(
                 f"run.steps = {self.config.run.steps}, but {shown(self.rundir.path)} has done "
-                f"{counted(step, 'steps')}; "
-                f"set run.steps above {step} to train further, or choose another run.dir"
+                f"{counted(step, 'steps')}; set run.steps above {step} to train further, or choose another "
+                "run.dir"
             )
 
     def _take(self) -> str:
@@ -261,7 +259,7 @@ class Opening:
             if data.val_path:
                 check_source(data.source, data.val_path, "data.val_path")
         except DataError as error:
-            self.gone = error  # the run directory may have what it needs of it
+            self.gone = error
         return token
 
     def _describe_text(self) -> str:
@@ -347,14 +345,3 @@ class Opening:
         corpora = prepared.corpora()
         require_same_past(newest, self.config, self.rundir.checkpoints, corpora.train)
         return corpora
-
-    def _still(self, what: str) -> None:
-        """Tell the watchdog and the other ranks that this one still works.
-
-        Raises StoppedEarly if one of them was asked to leave.
-        """
-        place = self.guard.place
-        place.enter(place.phase, what, BUSY)
-        another = "another rank was asked to leave" if self.world.beat() else ""
-        if why := self.guard.requests.why() or another:
-            raise StoppedEarly(f"{place.phase}, {what}", why)

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.inputs import replacing, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_table import MemoryRow
-from mpitrain.training.checks.comm_report import RankUsage, sum_of
+from mpitrain.training.checks.comm_report import AxisTotal, RankUsage, axis_totals
 
 if TYPE_CHECKING:
     from mpitrain.planner.after_run import StepTerms
@@ -24,15 +23,14 @@ def run_summary(
     terms: "StepTerms | None",
 ) -> dict[str, Any]:
     """Return it. usages: of all ranks, of num_steps steps; num_steps may be 0."""
-    names = dict.fromkeys(name for usage in usages for name in usage.totals)
-    by_axis = {name: [usage.totals.get(name) for usage in usages] for name in names if num_steps}
+    costs = axis_totals(usages, num_steps) if num_steps else {}
     parallel = plan.config.parallel
     return {
         "nodes": [usage.node for usage in usages],  # name of the node of each rank
         # ranks along each axis, of which the first varies fastest
         "axes": {name: getattr(parallel, name) for name in ("tp", "cp", "dp", "pp")},
         # what each axis cost a rank in a step, by axis: the mean over ranks and steps but the first
-        "comm": {name: _axis(of_ranks, num_steps) for name, of_ranks in by_axis.items()},
+        "comm": {name: _axis(cost) for name, cost in costs.items()},
         "slow": dict(slow),  # how often each rank or link was named as slow (comm.slow_after)
         "memory": [row._asdict() for row in memory],  # bytes of rank 0, predicted and measured
         "predicted_s": dict(terms.predicted) if terms else {},  # seconds of a step by term, as predicted
@@ -42,16 +40,14 @@ def run_summary(
     }
 
 
-def _axis(of_ranks: Sequence[AxisUsage | None], num_steps: int) -> dict[str, float]:
-    used = {rank: usage for rank, usage in enumerate(of_ranks) if usage is not None}
-    total, count = sum_of(used.values()), len(used) * num_steps
-    worst = max(used, key=lambda rank: used[rank].blocked_s)
+def _axis(cost: AxisTotal) -> dict[str, float]:
+    total, count = cost.total, cost.count
     return {
         "bytes": total.num_bytes / count,  # sent by a rank
         "blocked_s": total.blocked_s / count,  # seconds of waiting, posting, copying and adding
         "overlapped_s": total.overlapped_s / count,  # seconds under way while the rank did something else
-        "worst_s": used[worst].blocked_s / num_steps,  # blocked_s of the rank that was blocked longest
-        "worst_rank": worst,  # that rank
+        "worst_s": cost.worst_s,  # blocked_s of the rank that was blocked longest
+        "worst_rank": cost.worst_rank,  # that rank
     }
 
 

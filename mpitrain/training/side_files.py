@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpitrain.actor.actor import Actor
-from mpitrain.actor.trace import Recorder, gather_events, write_trace
+from mpitrain.actor.trace import gather_events, write_trace
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.config import as_override
 from mpitrain.errors import counted
@@ -20,20 +20,12 @@ class SideFiles:
     say: takes what is said of them, on all ranks; rank 0 says it.
     """
 
-    def __init__(
-        self,
-        actor: Actor,
-        recorder: Recorder,
-        world: World,
-        rundir: RunDir,
-        place: RankStatus,
-        say: Callable[[str], None],
-    ):
+    def __init__(self, actor: Actor, world: World, rundir: RunDir, say: Callable[[str], None]):
         self._actor = actor
-        self._recorder = recorder
+        self._recorder = actor.recorder
         self._world = world
         self._rundir = rundir
-        self._place = place
+        self._place = actor.place
         self._say = say
         self._steps_of_routing = range(0)
         self._routing = dict[int, list]()

@@ -6,6 +6,8 @@ else run.dir/data  where the run of this configuration finds them
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,17 +17,17 @@ from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.lock import Lock
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.status_board import BUSY
-from mpitrain.comm.base.world import World, connect
-from mpitrain.config import Config, LoadedConfig
+from mpitrain.comm.base.world import World
+from mpitrain.config import Config
 from mpitrain.data.corpus import corpus_of
 from mpitrain.data.permutation import FEISTEL
 from mpitrain.data.preparation import Reporter, prepare, prepare_store
 from mpitrain.data.tokenizer import vocabulary_of
 from mpitrain.data.tokens import describe, keep_tokenizer, num_prepared
-from mpitrain.errors import DataError, InputError, StoppedEarly, counted
+from mpitrain.errors import DataError, StoppedEarly, counted
 from mpitrain.inputs import shown
 from mpitrain.plan.settings.resolve import require_vocabulary
-from mpitrain.training.agreement import attempt, require_same_configuration
+from mpitrain.training.agreement import attempt, loaded, require_same_configuration, still_working
 from mpitrain.training.corpora import PreparedCorpus
 from mpitrain.training.prepare import begun_from_init, tokenizer_or_copy
 from mpitrain.training.tokenizing import OneTokenizer
@@ -40,10 +42,9 @@ def prepare_tokens(
     has to leave: what is prepared is kept.
     """
     read = attempt(path, overrides)
-    world = connect(guard.place, lambda: bool(guard.requests.why()))
-    guard.join(world)
+    world = guard.connect()
     guard.place.enter("start", "checking the configuration", BUSY)
-    asked = world.on_every_rank("checking the configuration", lambda: _loaded(read))
+    asked = world.on_every_rank("checking the configuration", lambda: loaded(read))
     require_same_configuration(world, asked.config)
     guard.place.name(guard.place.who, Limit(asked.config.comm.timeout_s).seconds)
     begun = world.on_every_rank("reading model.init", lambda: begun_from_init(asked))[1]
@@ -60,28 +61,18 @@ def prepare_tokens(
     return 0
 
 
-def _loaded(read: LoadedConfig | InputError) -> LoadedConfig:
-    if isinstance(read, InputError):
-        raise read
-    return read
-
-
+@dataclass
 class _Preparation:
     """What the first rank does."""
 
-    def __init__(
-        self,
-        config: Config,
-        world: World,
-        guard: Guard,
-        tokenizer: OneTokenizer,
-        say: Callable[[str], object],
-    ):
-        self._config = config
-        self._world = world
-        self._guard = guard
-        self._tokenizer = tokenizer
-        self._say = say
+    _config: Config
+    _world: World
+    _guard: Guard
+    _tokenizer: OneTokenizer
+    _say: Callable[[str], object]
+
+    def __post_init__(self) -> None:
+        self._still = partial(still_working, world=self._world, guard=self._guard)
 
     def run(self) -> None:
         """Prepare the tokens, and say what they are."""
@@ -147,11 +138,3 @@ class _Preparation:
     def _kept(self, early: StoppedEarly, folder: Path) -> StoppedEarly:
         count = num_prepared(folder)
         return StoppedEarly(early.where, early.why, f"{count:,} tokens are prepared and kept")
-
-    def _still(self, what: str) -> None:
-        """Tell the others that this rank still works; raise StoppedEarly if one was asked to leave."""
-        place = self._guard.place
-        place.enter(place.phase, what, BUSY)
-        another = "another rank was asked to leave" if self._world.beat() else ""
-        if why := self._guard.requests.why() or another:
-            raise StoppedEarly(f"{place.phase}, {what}", why)

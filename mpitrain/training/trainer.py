@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -23,7 +24,6 @@ from mpitrain.optim.rates import learning_rate
 from mpitrain.parallel.device_clock import clock_of
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.settings.log_pace import log_pace
-from mpitrain.training import expert_loads
 from mpitrain.training.announcements import Announcements
 from mpitrain.training.checks.checks import Checks
 from mpitrain.training.checks.comm_report import Ledger
@@ -34,18 +34,19 @@ from mpitrain.training.compile_warmup import warm_up
 from mpitrain.training.early_exit import HURRY, STAY, Leaving
 from mpitrain.training.machine.device_placement import DevicePlacement
 from mpitrain.training.machine.peak_flops import peak_of_all
-from mpitrain.training.metrics_line import MetricsLine
+from mpitrain.training.metrics_line import MetricsLine, expert_loads
 from mpitrain.training.profiling import Profiling
 from mpitrain.training.recovery import Recovery, RunCounts
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_opening import PreparedRun
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving.in_memory import MemoryCopies
-from mpitrain.training.saving.saver import saver_of
+from mpitrain.training.saving.saver import Saver
 from mpitrain.training.side_files import SideFiles
 from mpitrain.training.step_rows import StepRows
-from mpitrain.training.step_times import StepTimes
 from mpitrain.training.validation import Validation
+
+REMEMBERED = 1000  # steps whose seconds are kept
 
 
 class Trainer:
@@ -62,7 +63,6 @@ class Trainer:
         mesh: Mesh,
         placement: DevicePlacement,
         guard: Guard,
-        limit: Limit,
         record: RecordRequest | None,
     ):
         self.config = config = opened.plan.run_config
@@ -75,7 +75,7 @@ class Trainer:
         self.world = world
         self.guard = guard
         self.place = guard.place
-        self.limit = limit
+        self.limit = Limit(config.comm.timeout_s)
         self.bare = resident()
         self.clock = clock_of(self.device)
         mesh.keep_time(self.clock)
@@ -91,25 +91,23 @@ class Trainer:
         self.urgency = STAY
         self.spikes = Spikes(config.spikes)
         self.report = RunReport(mesh.rank, config.run.steps, log_pace(config.run))
+        say = self.report.say
         self.peak = peak_of_all(placement, self.actor.site.dtype, world)
         self.ledger = Ledger(mesh)
-        self.step_times = StepTimes()
-        self.stragglers = Stragglers(self.plan, mesh, world, self.report.say)
-        self.checks = Checks(self.actor, mesh, world, self.place, self.rundir, self.report.say, record)
+        self.steps_s = deque[float](maxlen=REMEMBERED)  # of the last steps but for the first
+        self.stragglers = Stragglers(self.plan, mesh, world, say)
+        self.checks = Checks(self.actor, world, self.rundir, say, record)
         self.rows = StepRows(self.actor, self.corpora.separate, mesh["dp"].rank)
         self.step_tokens = self.rows.num_sequences * config.data.sequence
         attended_length = self.corpora.train.attended_length
         self._metrics = MetricsLine(self.actor, self.step_tokens, attended_length, self.peak.flops)
-        say = self.report.say
-        self.side_files = SideFiles(self.actor, self.recorder, world, self.rundir, self.place, say)
-        self.profiling = Profiling(self.actor, world, self.rundir, self.place, self.report.say)
+        self.side_files = SideFiles(self.actor, world, self.rundir, say)
+        self.profiling = Profiling(self.actor, world, self.rundir, say)
         self.watch = Watch(self.actor.stages.values(), self.actor.site.constants())
         self.watched = 0  # the step in which activations are counted
-        self.saver = saver_of(self.actor, world, self.place, self.rundir, opened.saved, self.report.say)
-        self.memory = MemoryCopies(self.actor, world, self.place, opened.memory, self.report.say)
-        self.recovery = Recovery(
-            opened, world, self.actor, self.place, self.counts, self.spikes, self.saver, self.report
-        )
+        self.saver = Saver(self.actor, world, self.rundir, opened.saved, say)
+        self.memory = MemoryCopies(self.actor, world, opened.memory, say)
+        self.recovery = Recovery(opened, world, self.actor, self.counts, self.spikes, self.saver, self.report)
         self.leaving = Leaving(guard.requests, self.saver.most_bytes)
         self.validation = Validation(opened, self.actor, self.rows, world, guard, self.leaving)
 
@@ -133,7 +131,15 @@ class Trainer:
 
         Collective over all ranks; raises StoppedEarly.
         """
-        for line in self._announcements().lines():
+        announcements = Announcements(
+            self.world,
+            self.actor,
+            self.corpora,
+            self.placement,
+            self.validation.num_sequences,
+            self.peak.source,
+        )
+        for line in announcements.lines():
             self.report.say(line)
         self.report.say(self.leaving.announced())
         if self.actor.compiled and self.counts.step < self.config.run.steps:
@@ -147,18 +153,6 @@ class Trainer:
         run = self.config.run
         self.side_files.choose(self.counts.step, run.steps, run.trace, run.routing)
         self.profiling.choose(self.counts.step)
-
-    def _announcements(self) -> Announcements:
-        return Announcements(
-            self.plan,
-            self.world,
-            self.mesh,
-            self.actor,
-            self.corpora,
-            self.placement,
-            self.validation.num_sequences,
-            self.peak.source,
-        )
 
     def steps(self) -> Iterator[dict]:
         """Run the steps that are left, each when it is asked for, and yield its line of metrics.jsonl.
@@ -184,7 +178,8 @@ class Trainer:
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_s = self.mesh.progress.waited_s - waited_before_s
         self._limit_waits(step_s)
-        self.step_times.add(step_s)
+        if step != self.watched:  # the first of a start is never typical
+            self.steps_s.append(step_s)
         self.stragglers.step(step, step_s, waited_s)
         self._leave_if_slow()
         self._count(result)
@@ -254,9 +249,8 @@ class Trainer:
             return {}
         line: dict[str, Any] = self.validate()
         if self.config.experts.count:
-            mine = expert_loads.shares(self.actor)
-            shares_of_ranks = self.world.all_gather("the loads of experts", mine)
-            line[expert_loads.KEY] = expert_loads.together(shares_of_ranks)
+            # with a validation: by block, the share that each expert had of the choices of the step
+            line["expert_loads"] = expert_loads(self.actor, self.world)
         return line
 
     def _check_and_save(self, result: StepResult, line: Mapping[str, Any]) -> int | None:

@@ -108,13 +108,12 @@ def built(
     placement = choose_place(opened.plan, world)
     place.enter("build", "finding out whether MPI takes device buffers")
     limit = Limit(config.comm.timeout_s)
-    report = RunReport(world.rank, 0, log_pace(config.run))
     way = way_of_messages(placement, world, config.comm.device, limit.seconds)
     with place.at("build", "making the communicators", WAITING):
         mesh = build_mesh(opened.plan, world.comm, place, way, placement.use)
     place.name(f"{mesh} on {os.uname().nodename}", limit.seconds)
     try:
-        yield _built(opened, world, mesh, placement, guard, limit, report, record)
+        yield _built(opened, world, mesh, placement, guard, record)
     except StoppedEarly:
         mesh.free()
         raise
@@ -131,8 +130,6 @@ def _built(
     mesh: Mesh,
     placement: DevicePlacement,
     guard: Guard,
-    limit: Limit,
-    report: RunReport,
     record: RecordRequest | None,
 ) -> Trainer:
     """Look at the machine, build the model and read the newest checkpoint.
@@ -141,6 +138,7 @@ def _built(
     """
     config = opened.plan.config
     place = guard.place
+    report = RunReport(world.rank, 0, log_pace(config.run))
     if config.run.preflight != "off":
         with place.at("build", "looking at space, clocks and devices", BUSY):
             device = str(placement.gpu or "CPU")
@@ -151,7 +149,7 @@ def _built(
         report.say(why)
     guard.leave_if_asked(world)
     with place.at("build", "building the model", BUSY):
-        trainer = Trainer(replace(opened, plan=plan), world, mesh, placement, guard, limit, record)
+        trainer = Trainer(replace(opened, plan=plan), world, mesh, placement, guard, record)
     guard.leave_if_asked(world)
     trainer.recovery.resume()
     guard.leave_if_asked(world)

@@ -28,7 +28,15 @@ from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.team import Team
 from mpitrain.config import Config
-from mpitrain.errors import CheckpointError, ConfigError, InputError, MpitrainError, WeightsError, counted
+from mpitrain.errors import (
+    CheckpointError,
+    ConfigError,
+    InputError,
+    MpitrainError,
+    WeightsError,
+    counted,
+    on_all_ranks,
+)
 from mpitrain.inputs import open_regular, remove, shown, sync_folder
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
@@ -317,11 +325,9 @@ def _prove(
 def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
     """Raise ExportError, alike on all ranks, for the first of their failures."""
     if first := next(filter(None, failures), ""):
-        error = ExportError(
-            f"the export isn't what it has to be: {first}; it is left in {shown(written.path)}"
+        raise on_all_ranks(
+            ExportError(f"the export isn't what it has to be: {first}; it is left in {shown(written.path)}")
         )
-        error.everywhere = True
-        raise error
 
 
 def _read_share(

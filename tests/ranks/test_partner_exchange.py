@@ -40,7 +40,6 @@ def flip_a_byte(folder, number):
 @pytest.mark.parametrize("damaged", [(), (1,), (0, 1)], ids=str)
 def test_a_copy_that_differs_from_what_was_sent_is_not_kept(world, tmp_path, capfd, damaged):
     """damaged: the ranks whose memory changes after the digest was made."""
-    from mpitrain.cluster.status_board import RankStatus
     from mpitrain.plan.predict.snapshot_bytes import memory_copy_bytes
     from mpitrain.training.saving.in_memory import MemoryCopies
     from mpitrain.training.saving.memory_folder import copied_starts, copies_in
@@ -49,7 +48,7 @@ def test_a_copy_that_differs_from_what_was_sent_is_not_kept(world, tmp_path, cap
     taken = []
 
     def copy_now(actor, microbatches):
-        copies = MemoryCopies(actor, everyone, RankStatus(), memory, taken.append)
+        copies = MemoryCopies(actor, everyone, memory, taken.append)
         copies.copy(1, META)
         if world.rank in damaged:
             flip_a_byte(copies_in(memory.own_folder)[0], world.rank)
@@ -69,7 +68,6 @@ def test_a_copy_that_differs_from_what_was_sent_is_not_kept(world, tmp_path, cap
 
 
 def test_where_one_node_has_no_room_no_rank_keeps_memory_for_copies(world, tmp_path):
-    from mpitrain.cluster.status_board import RankStatus
     from mpitrain.plan.predict.snapshot_bytes import META_BYTES
     from mpitrain.training.saving.in_memory import MemoryCopies
     from mpitrain.training.saving.memory_folder import copies_in
@@ -81,7 +79,7 @@ def test_where_one_node_has_no_room_no_rank_keeps_memory_for_copies(world, tmp_p
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         if world.rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (META_BYTES, limits[1]))
-        copies = MemoryCopies(actor, everyone, RankStatus(), memory, said.append)
+        copies = MemoryCopies(actor, everyone, memory, said.append)
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         mapped = str(memory.own_folder) in Path("/proc/self/maps").read_text()
         said.append((copies.due(1), mapped, copies_in(memory.own_folder)))

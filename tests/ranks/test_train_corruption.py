@@ -111,7 +111,7 @@ def twice(world, settings, *, faults=(), of_rank=1):
     actor = Actor(plan, mesh, torch.device("cpu"), place=place)
     rows = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (config.batch.global_, 17)))
     microbatches = actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
-    checked = RecomputeCheck(actor, mesh, everyone(world))
+    checked = RecomputeCheck(actor, everyone(world))
     reduce = actor.gradients.reduce
     passes = []
 

@@ -17,7 +17,6 @@ from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model
 from mpitrain.planner import after_run
 from mpitrain.planner.measured_run import MeasuredRun
-from mpitrain.training.step_times import StepTimes
 
 SMALL = (
     "model.layers=4", "model.width=32", "model.heads=2", "model.kv_heads=1", "model.ffn=96",
@@ -122,10 +121,6 @@ def test_a_gpu_has_the_figures_of_one_like_it():
 
 def test_a_run_of_one_step_has_no_table():
     assert compare(measured()._replace(num_steps=0)) == ""
-    times = StepTimes()
-    for step_s in (9.0, 1.0, 3.0, 2.0):
-        times.add(step_s)
-    assert (len(times), times.median_s) == (3, 2.0)  # not the first
 
 
 def test_the_end_of_a_run_has_it(tmp_path):

@@ -88,14 +88,15 @@ def test_recording_changes_nothing(recorded):
 @pytest.mark.parametrize("num_bytes", [0, 100_000, 1 << 20])
 def test_a_step_is_computed_when_its_recording_fills_the_disk(tmp_path, num_bytes):
     """Before the step, by what comes in it, or after it."""
+    mesh = SimpleNamespace(axes={"pp": SimpleNamespace(size=2)}, rank=0, size=2, listen=lambda tap: None)
     actor = SimpleNamespace(
+        mesh=mesh,
         stages={},
         gradients=SimpleNamespace(pieces=[]),
         config=Config(),
         loss_scale=LossScale(Config().precision),
     )
-    mesh = SimpleNamespace(axes={"pp": SimpleNamespace(size=2)}, rank=0, size=2, listen=lambda tap: None)
-    recording = Recording(tmp_path / "record-0-1.npz", actor, mesh, TokenRows(np.zeros(50_000, np.uint8)), {})
+    recording = Recording(tmp_path / "record-0-1.npz", actor, TokenRows(np.zeros(50_000, np.uint8)), {})
     work = SimpleNamespace(result=SimpleNamespace(loss=1.0, grad_norm=1.0))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 

@@ -17,9 +17,8 @@ import torch
 from mpitrain.actor.actor import Actor, PassRunner, run_once
 from mpitrain.actor.step_work import Work
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
-from mpitrain.comm.mesh import Mesh
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.inputs import as_argument
 from mpitrain.training.checks.replicas import Corruption, different
@@ -34,17 +33,13 @@ class Checks:
     def __init__(
         self,
         actor: Actor,
-        mesh: Mesh,
         world: World,
-        place: RankStatus,
         rundir: RunDir,
         say: Callable[[str], None],
         record: RecordRequest | None,
     ):
         self._actor = actor
-        self._mesh = mesh
         self._world = world
-        self._place = place
         self._rundir = rundir
         self._say = say
         self._record = record
@@ -60,16 +55,16 @@ class Checks:
         """
         self._recompute, period = None, self._keys.rerun_every
         if self._record and step == self._record.step:
-            mine = self._mesh.rank == self._record.rank
+            mine = self._world.rank == self._record.rank
             return partial(self._recorded, self._recording(rows(), {**facts, "step": step}) if mine else None)
         if period and step % period == 0:
-            self._recompute = RecomputeCheck(self._actor, self._mesh, self._world)
+            self._recompute = RecomputeCheck(self._actor, self._world)
         return self._recompute or run_once
 
     def _recording(self, rows: TokenRows, facts: dict[str, Any]) -> Recording:
         device = self._actor.site.device.type
         facts |= {"threads": torch.get_num_threads(), "device": device, "compiled": self._actor.compiled}
-        return Recording(self._record.path_in(self._rundir.path), self._actor, self._mesh, rows, facts)
+        return Recording(self._record.path_in(self._rundir.path), self._actor, rows, facts)
 
     def _recorded(self, recording: Recording | None, compute: Callable[[], Work]) -> Work:
         """Compute, on one rank while it is recorded, and say if it could not be.
@@ -97,7 +92,7 @@ class Checks:
         period = self._keys.check_every
         if not period or not (saving or step % period == 0):
             return Corruption()
-        with self._place.at("step", "comparing replicas", BUSY):
+        with self._actor.place.at("step", "comparing replicas", BUSY):
             return different(self._actor, self._world)
 
     def describe(self) -> str:

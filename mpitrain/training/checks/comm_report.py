@@ -8,7 +8,7 @@ of several at once each has its share (comm/progress.py).
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.comm.base.world import World
@@ -102,34 +102,51 @@ class Ledger:
         """Return the table of all ranks, or nothing if there is nothing to report."""
         if self._num_steps < 1 or not any(usage.totals for usage in gathered):
             return ""
-        nodes, totals_of_ranks, waits = zip(*gathered)
-        names = [name for name in self._mesh.axes if any(name in totals for totals in totals_of_ranks)]
-        rows = [
-            _row(name, [totals.get(name) for totals in totals_of_ranks], self._num_steps) for name in names
-        ]
+        costs = axis_totals(gathered, self._num_steps)
+        names = [name for name in self._mesh.axes if name in costs]
+        rows = [_row(name, costs[name]) for name in names]
         steps = counted(self._num_steps, "steps")
         table = f"communication, a step and rank (mean of {steps}):\n{aligned([HEADER, *rows])}"
         legend = [f"  {name}: {MEANINGS[name]}" for name in names if name in MEANINGS]
-        return "\n".join([table, *legend, *_peers(waits, nodes, self._num_steps)])
+        return "\n".join([table, *legend, *_peers(gathered, self._num_steps)])
 
 
-def _row(name: str, by_rank: list[AxisUsage | None], num_steps: int) -> tuple[str, ...]:
-    """Return a line of the table.
+class AxisTotal(NamedTuple):
+    """What an axis cost the ranks that use it.
 
-    Means over the ranks that used the axis, and the rank that was blocked longest.
+    total: of all these ranks and steps, `count` times of a rank in a step.
+    worst_rank: that was blocked longest, for worst_s in a step.
     """
-    used = {rank: usage for rank, usage in enumerate(by_rank) if usage is not None}
-    total = sum_of(used.values())
-    per = len(used) * num_steps
-    worst = max(used, key=lambda rank: used[rank].blocked_s)
+
+    total: AxisUsage
+    count: int
+    worst_rank: int
+    worst_s: float
+
+
+def axis_totals(usages: Sequence[RankUsage], num_steps: int) -> dict[str, AxisTotal]:
+    """Return what each axis cost, by its name. usages: of all ranks; num_steps: at least one."""
+    costs = {}
+    for name in dict.fromkeys(name for usage in usages for name in usage.totals):
+        used = {rank: usage.totals[name] for rank, usage in enumerate(usages) if name in usage.totals}
+        total = AxisUsage()
+        for usage in used.values():
+            total = total.plus(usage)
+        worst = max(used, key=lambda rank: used[rank].blocked_s)
+        costs[name] = AxisTotal(total, len(used) * num_steps, worst, used[worst].blocked_s / num_steps)
+    return costs
+
+
+def _row(name: str, cost: AxisTotal) -> tuple[str, ...]:
+    total, count, worst_rank, worst_s = cost
     hidden = total.overlapped_s / total.in_flight_s if total.in_flight_s else 0.0
     return (
         name,
-        f"{total.calls / per:.0f}",
-        megabytes(total.num_bytes / per),
-        f"{total.blocked_s / per * 1e3:.1f}",
-        f"{used[worst].blocked_s / num_steps * 1e3:.1f} ({worst})",
-        f"{total.overlapped_s / per * 1e3:.1f}",
+        f"{total.calls / count:.0f}",
+        megabytes(total.num_bytes / count),
+        f"{total.blocked_s / count * 1e3:.1f}",
+        f"{worst_s * 1e3:.1f} ({worst_rank})",
+        f"{total.overlapped_s / count * 1e3:.1f}",
         f"{hidden:.0%}",
     )
 
@@ -138,23 +155,11 @@ def _longest(waits: Mapping[int, float]) -> list[tuple[int, float]]:
     return sorted(waits.items(), key=lambda item: item[1], reverse=True)[:MOST_PEERS]
 
 
-def _peers(waits: Sequence[Sequence[tuple[int, float]]], nodes: Sequence[str], num_steps: int) -> list[str]:
+def _peers(usages: Sequence[RankUsage], num_steps: int) -> list[str]:
     """Say which rank waited longest for which."""
-    pairs = sorted(((s, rank, peer) for rank, mine in enumerate(waits) for peer, s in mine), reverse=True)[
-        :MOST_PEERS
-    ]
-    if not pairs:
-        return []
+    pairs = [(seconds, rank, peer) for rank, usage in enumerate(usages) for peer, seconds in usage.waits]
     texts = [
-        f"rank {rank} for rank {peer} on {nodes[peer]} {seconds / num_steps * 1e3:.1f} ms"
-        for seconds, rank, peer in pairs
+        f"rank {rank} for rank {peer} on {usages[peer].node} {seconds / num_steps * 1e3:.1f} ms"
+        for seconds, rank, peer in sorted(pairs, reverse=True)[:MOST_PEERS]
     ]
-    return [f"  longest waits: {', '.join(texts)}"]
-
-
-def sum_of(usages: Iterable[AxisUsage]) -> AxisUsage:
-    """Return the sum."""
-    total = AxisUsage()
-    for usage in usages:
-        total = total.plus(usage)
-    return total
+    return [f"  longest waits: {', '.join(texts)}"] if texts else []

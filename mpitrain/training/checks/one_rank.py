@@ -148,10 +148,7 @@ class _Run:
         self.mesh = mesh
         self.actor = Actor(plan, mesh, torch.device("cpu"))
 
-    def step(
-        self,
-        step: int,
-    ) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def step(self, step: int) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """Train a step on random tokens.
 
         Return loss, norm, gradients before clipping, and weights, by parameter.

@@ -23,7 +23,6 @@ from mpitrain.actor.step_work import Work
 from mpitrain.cluster.unhealthy_nodes import node_name
 from mpitrain.comm.base.buffers import Array
 from mpitrain.comm.base.world import World
-from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import TappedOperation
 from mpitrain.training.checks.digests import digest
 
@@ -47,8 +46,7 @@ class Pass:
 
     def __init__(self):
         # by way, axis and number: receives are posted ahead, by any instruction
-        self._digests = dict[tuple[str, str, int], int]()
-        self._events = list[RerunEvent]()
+        self._digests = dict[tuple[str, str, int], tuple[int, RerunEvent]]()
 
     def given(self, which: TappedOperation, parts: Sequence[Array]) -> None:
         self._note(RerunEvent(GIVEN, which), parts)
@@ -57,15 +55,13 @@ class Pass:
         self._note(RerunEvent(CAME, which), parts)
 
     def _note(self, event: RerunEvent, parts: Sequence[Array]) -> None:
-        self._digests[event.key] = digest(parts)
-        self._events.append(event)
+        self._digests[event.key] = digest(parts), event
 
     def first_difference(self, other: "Pass") -> RerunEvent | None:
         """Return the first event, in the order of the other pass, that isn't the same in both."""
-        return next(
-            (event for event in other._events if self._digests.get(event.key) != other._digests[event.key]),
-            None,
-        )
+        own = {key: value for key, (value, _) in self._digests.items()}
+        changed = (event for key, (value, event) in other._digests.items() if own.get(key) != value)
+        return next(changed, None)
 
 
 class RerunVerdict(NamedTuple):
@@ -87,9 +83,8 @@ class RecomputeCheck:
     Given to Actor.run_step; `verdict` then tells. Collective over all ranks.
     """
 
-    def __init__(self, actor: Actor, mesh: Mesh, world: World):
+    def __init__(self, actor: Actor, world: World):
         self._actor = actor
-        self._mesh = mesh
         self._world = world
         self.verdict = RerunVerdict()
 
@@ -111,9 +106,9 @@ class RecomputeCheck:
             for bucket in stage.state.buckets:
                 bucket.weights.wait()
         noted = Pass()
-        self._mesh.listen(noted)
+        self._actor.mesh.listen(noted)
         work = compute()
-        self._mesh.listen(None)
+        self._actor.mesh.listen(None)
         for number, piece in enumerate(self._actor.gradients.pieces):
             noted.given(TappedOperation("none", number, "gradient", piece.spec.name), [piece.grad])
         return work, noted

@@ -48,20 +48,13 @@ BUSY = 0.8  # share of a core below which a machine that others use is reported
 
 
 class PeakFlops(NamedTuple):
-    """Of all ranks together, in FLOP/s, and how it is known."""
+    """Of one device, or of all ranks together, in FLOP/s, and how it is known."""
 
     flops: float
     source: str
 
 
-class One(NamedTuple):
-    """Of one device."""
-
-    flops: float
-    source: str
-
-
-def data_sheet(name: str) -> One | None:
+def data_sheet(name: str) -> PeakFlops | None:
     """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is
     none here.
     """
@@ -69,7 +62,7 @@ def data_sheet(name: str) -> One | None:
         (flops, sheet) for pattern, flops, sheet in DATA_SHEETS if re.search(pattern, name, re.IGNORECASE)
     )
     flops, sheet = next(matches, (0.0, "")) if not PART.search(name) else (0.0, "")
-    return One(flops, f"{name}, data sheet of {sheet}, dense bf16") if flops else None
+    return PeakFlops(flops, f"{name}, data sheet of {sheet}, dense bf16") if flops else None
 
 
 def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) -> PeakFlops:
@@ -87,7 +80,7 @@ def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) ->
     return gpus_peak(peaks) if placement.gpu else peak_of_ranks(peaks[0], world.size)
 
 
-def gpus_peak(peaks: Sequence[One]) -> PeakFlops:
+def gpus_peak(peaks: Sequence[PeakFlops]) -> PeakFlops:
     """Return the peak of different GPUs together."""
     by_source = {
         source: [one.flops for one in peaks if one.source == source]
@@ -100,12 +93,12 @@ def gpus_peak(peaks: Sequence[One]) -> PeakFlops:
     return PeakFlops(sum(one.flops for one in peaks), " + ".join(parts))
 
 
-def peak_of_ranks(one: One, num_ranks: int) -> PeakFlops:
+def peak_of_ranks(one: PeakFlops, num_ranks: int) -> PeakFlops:
     """Return the peak of ranks that have each as much."""
     return PeakFlops(one.flops * num_ranks, f"{one.flops / 1e9:,.0f} GFLOP/s a rank ({one.source})")
 
 
-def _of(placement: DevicePlacement, dtype: torch.dtype) -> One:
+def _of(placement: DevicePlacement, dtype: torch.dtype) -> PeakFlops:
     """Return the peak of this rank's device; what no data sheet has is timed."""
     sheet = data_sheet(placement.gpu.name) if placement.gpu else None
     if sheet:
@@ -124,7 +117,9 @@ def _of(placement: DevicePlacement, dtype: torch.dtype) -> One:
     seconds = _seconds_of_gpu if placement.gpu else ProcessorTime()
     best, kind, n = fastest(dtypes, sizes, _multiply_on(device), seconds)
     how = "timed" if placement.gpu else f"the best of {REPEATS} by processor time{seconds.disturbed()},"
-    return One(best, f"{str(kind).removeprefix('torch.')} product of {n} x {n} matrices, {how} on {where}")
+    return PeakFlops(
+        best, f"{str(kind).removeprefix('torch.')} product of {n} x {n} matrices, {how} on {where}"
+    )
 
 
 def _fitting(dtype: torch.dtype, memory_bytes: int) -> Sequence[int]:

@@ -26,7 +26,6 @@ import torch
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.step_work import Work
 from mpitrain.comm.base.buffers import Array
-from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import to_toml
 from mpitrain.data.token_rows import TokenRows
@@ -64,15 +63,15 @@ class Recording:
     failed: why there is no file, if there is none.
     """
 
-    def __init__(self, path: Path, actor: Actor, mesh: Mesh, rows: TokenRows, facts: dict[str, Any]):
+    def __init__(self, path: Path, actor: Actor, rows: TokenRows, facts: dict[str, Any]):
         self._path = path
         self._actor = actor
-        self._mesh = mesh
+        self._mesh = actor.mesh
         self._rows = rows
         self._facts = facts
         self.failed = ""
         self._given: list[tuple[str, int, str, str, int]] = []
-        self._sizes = {name: axis.size for name, axis in mesh.axes.items()}
+        self._sizes = {name: axis.size for name, axis in actor.mesh.axes.items()}
 
     def __call__(self, compute: Callable[[], Work]) -> Work:
         with ExitStack() as self._opened:

@@ -30,7 +30,7 @@ from mpitrain.actor.partner_copies import CopyExchange
 from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.meta import StepInfo
 from mpitrain.cluster.entry import warn
-from mpitrain.cluster.status_board import BUSY, RankStatus
+from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError, StorageError
 from mpitrain.inputs import read_regular, replacing
@@ -102,13 +102,11 @@ class MemoryCopies:
         self,
         actor: Actor,
         world: World,
-        place: RankStatus,
         memory: NodeMemory | None,
         say: Callable[[str], None],
     ):
         self._actor = actor
         self._world = world
-        self._place = place
         self._memory = memory
         self._every = actor.plan.config.recovery.every if memory else 0
         self._say = say
@@ -182,7 +180,7 @@ class MemoryCopies:
     def copy(self, step: int, meta: dict[str, Any]) -> None:
         """Copy the state as it is after a step. It sends nothing: the next step's COPY does."""
         begin_s = time.monotonic()
-        with self._place.at("save", f"copying step {step} in memory", BUSY):
+        with self._actor.place.at("save", f"copying step {step} in memory", BUSY):
             generation = self._count % GENERATIONS
             for takers in self._takers:
                 takers[generation].take(step, meta)

@@ -163,51 +163,6 @@ class _Save:
     waited_s: float = 0.0
 
 
-def saver_of(
-    actor: Actor, world: World, place: RankStatus, rundir: RunDir, newest: Newest, say: Callable[[str], None]
-) -> "Saver":
-    """Return what saves an actor.
-
-    A shard from each rank that is the first to have its part of a domain's state, or of a group of
-    ranks.
-
-    newest: what to resume from.
-    say: prints a line on the first rank.
-
-    Collective over all ranks.
-    """
-    run = actor.plan.config.run
-    mesh = actor.mesh
-    if run.shards == "rank":
-        me = (mesh["model"].rank, mesh["data"].rank) if state_io.has_a_shard(actor) else None
-        snapshot = Snapshot(actor, copied=run.save == "background")
-    else:
-        snapshot = Gathered(Snapshot(actor, copied=False), group_of(world, run.shards))
-        me = (world.rank,) if snapshot.num_bytes else None
-    back = run.save_every if actor.plan.config.spikes.do == "rollback" else 0
-    by = run.keep_best_by
-    retention = Retention(
-        rundir.checkpoints, Policy(run.keep, run.keep_every, run.keep_best, back, by), {*newest.damaged}
-    )
-    # as at first: steps say nothing of disks
-    patience_s = Limit(actor.plan.config.comm.timeout_s).seconds
-    background = run.save == "background"
-    return Saver(
-        world,
-        place,
-        snapshot,
-        retention,
-        rundir.sync_metrics,
-        about_steps(actor, world),
-        me,
-        newest.step,
-        background,
-        patience_s,
-        run.staging,
-        say,
-    )
-
-
 def about_steps(actor: Actor, world: World) -> StepInfo:
     """Return what a checkpoint says of the run that writes it."""
     writer = {
@@ -221,50 +176,49 @@ def about_steps(actor: Actor, world: World) -> StepInfo:
 
 
 class Saver:
-    """Saves steps of a run. Every call is collective over all ranks.
+    """Saves steps of an actor. Every call, and construction, is collective over all ranks.
 
-    sync: called before a step is committed.
-    me: what sorts the ranks that write; None of one that has nothing to write.
-    background: training continues meanwhile.
-    patience_s: for which a rank may do one thing while it saves.
-    staging: a directory of this node to write to first.
+    A shard comes from each rank that is the first to have its part of a domain's state, or from the first
+    of a group of ranks (run.shards).
+
+    resumed: the checkpoint that the run resumes from.
+    say: prints a line on the first rank.
     last: how the last save went.
     newest: the step that can be gone back to, 0 if there is none.
     most_bytes: that one rank writes.
     """
 
     def __init__(
-        self,
-        world: World,
-        place: RankStatus,
-        snapshot: Snapshot | Gathered,
-        retention: Retention,
-        sync: Callable[[], None],
-        about: StepInfo,
-        me: tuple | None,
-        newest: int,
-        background: bool,
-        patience_s: float,
-        staging: str,
-        say: Callable[[str], None],
+        self, actor: Actor, world: World, rundir: RunDir, resumed: Newest, say: Callable[[str], None]
     ):
+        config = actor.plan.config
+        run = config.run
         self._world = world
-        self._place = place
-        self._snapshot = snapshot
-        self._retention = retention
-        self.newest = newest
-        self._folder = retention.folder
-        self._sync = sync
-        self._about = about
+        self._place = actor.place
+        self._rundir = rundir
         self._say = say
+        self._background = run.save == "background"
+        # as at first: steps say nothing of disks
+        self._patience_s = Limit(config.comm.timeout_s).seconds
+        self._snapshot: Snapshot | Gathered
+        if run.shards == "rank":
+            mine = actor.mesh["model"].rank, actor.mesh["data"].rank
+            me = mine if state_io.has_a_shard(actor) else None
+            self._snapshot = Snapshot(actor, copied=self._background)
+        else:
+            self._snapshot = Gathered(Snapshot(actor, copied=False), group_of(world, run.shards))
+            me = (world.rank,) if self._snapshot.num_bytes else None
+        back = run.save_every if config.spikes.do == "rollback" else 0
+        policy = Policy(run.keep, run.keep_every, run.keep_best, back, run.keep_best_by)
+        self._folder = rundir.checkpoints
+        self._retention = Retention(self._folder, policy, {*resumed.damaged})
+        self._about = about_steps(actor, world)
         self._over = list[Outcome]()
-        self._background = background
-        self._patience_s = patience_s
         self._save: _Save | None = None
         self._task: Task | None = None
-        self.last = Outcome(newest)
-        place.saved = newest
-        shards_of_ranks = world.all_gather("who writes a shard", (me, snapshot.num_bytes))
+        self.last = Outcome(resumed.step)
+        self.newest = self._place.saved = resumed.step
+        shards_of_ranks = world.all_gather("who writes a shard", (me, self._snapshot.num_bytes))
         writers = sorted(writer for writer, _ in shards_of_ranks if writer)
         self._number = writers.index(me) if me else None
         self._num_shards = len(writers)
@@ -272,8 +226,10 @@ class Saver:
         self._num_bytes = sum(sizes)
         self.most_bytes = max(sizes)
         # the next one writes over what a killed one has left
-        run = code_identity.digest(str(self._folder.absolute()))
-        self._staging = Path(staging) / f"mpitrain-{run}-{self._number}.h5" if staging and me else None
+        digest = code_identity.digest(str(self._folder.absolute()))
+        self._staging = (
+            Path(run.staging) / f"mpitrain-{digest}-{self._number}.h5" if run.staging and me else None
+        )
 
     @property
     def number(self) -> int:
@@ -397,7 +353,7 @@ class Saver:
 
     def _commit(self, note: Callable[[str], None]) -> tuple[list[int], str]:
         note("syncing metrics.jsonl")
-        self._sync()
+        self._rundir.sync_metrics()
         with saving(self._folder):
             here = {
                 "host": socket.gethostname(),

@@ -184,15 +184,15 @@ def test_what_is_timed_takes_little_of_the_memory_of_a_gpu():
 
 
 def test_different_gpus_add_up():
-    from mpitrain.training.machine.peak_flops import One, gpus_peak, peak_of_ranks
+    from mpitrain.training.machine.peak_flops import PeakFlops, gpus_peak, peak_of_ranks
 
     found = gpus_peak(
         [
-            One(989e12, "an H100"),
-            One(312e12, "an A100"),
-            One(989e12, "an H100"),
-            One(100e12, "timed"),
-            One(102e12, "timed"),
+            PeakFlops(989e12, "an H100"),
+            PeakFlops(312e12, "an A100"),
+            PeakFlops(989e12, "an H100"),
+            PeakFlops(100e12, "timed"),
+            PeakFlops(102e12, "timed"),
         ]
     )
     assert found.flops == pytest.approx(2492e12)
@@ -200,7 +200,7 @@ def test_different_gpus_add_up():
         found.source
         == "2 x 989,000 GFLOP/s (an H100) + 1 x 312,000 GFLOP/s (an A100) + 2 x 101,000 GFLOP/s (timed)"
     )
-    assert peak_of_ranks(One(30e9, "a product"), 4) == (120e9, "30 GFLOP/s a rank (a product)")
+    assert peak_of_ranks(PeakFlops(30e9, "a product"), 4) == (120e9, "30 GFLOP/s a rank (a product)")
 
 
 def test_cpus_are_timed_as_they_are():

@@ -1,6 +1,6 @@
 """The loads of experts, gathered over ranks."""
 
-from mpitrain.training.expert_loads import together
+from mpitrain.training.metrics_line import together
 
 
 def test_loads_of_all_ranks_are_in_the_order_of_blocks():

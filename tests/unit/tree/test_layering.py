@@ -450,11 +450,11 @@ WITH_LIMITS = {"open_regular", "open_file", "new_file"}
 MADE_HERE = "a temporary folder that this process has made"
 ELSEWHERE = {
     "mpitrain/inputs.py": {"open": "it is the door itself", "os.open": "it is the door itself"},
-    "mpitrain/cluster/allocation.py": {"read_bytes": "/proc", "read_text": "/proc"},
+    "mpitrain/cluster/allocation.py": {"read_text": "/proc"},
     "mpitrain/cluster/console.py": {"os.open": "/dev/null"},
     "mpitrain/cluster/launch.py": {"read_bytes": "/proc", "read_text": "/proc"},
     "mpitrain/cluster/launcher_stderr.py": {"os.open": "the launcher's own stderr", "open": "/proc"},
-    "mpitrain/cluster/lock.py": {"read_text": "/proc", "read_bytes": "/proc"},
+    "mpitrain/cluster/lock.py": {"read_text": "/proc"},
     "mpitrain/cluster/nodes.py": {"read_text": "/proc"},
     "mpitrain/cluster/code_identity.py": {"read_bytes": "the code of mpitrain itself"},
     "mpitrain/cluster/processes.py": {"open": "/proc", "read_text": "/proc"},
