@@ -15,8 +15,24 @@ import click
 
 from mpitrain import __version__
 from mpitrain.cluster import entry, std_streams
-from mpitrain.commands.declared_options import COUNT, INTEGERS, MOST_RANKS, NAME, Finite, options_of
-from mpitrain.commands.requests import GenerateRequest, JobRequest, PlanRequest, RunRequest, SweepRequest
+from mpitrain.commands.declared_options import (
+    COUNT,
+    INTEGERS,
+    MOST_RANKS,
+    NAME,
+    Finite,
+    StepOrBest,
+    options_of,
+)
+from mpitrain.commands.requests import (
+    WORDS_OF_STEP,
+    EvaluationRequest,
+    GenerateRequest,
+    JobRequest,
+    PlanRequest,
+    RunRequest,
+    SweepRequest,
+)
 from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault, storage_fault
 from mpitrain.inputs import as_argument, printable, shown
 from mpitrain.plan.declared.screen import columns, folded
@@ -362,31 +378,10 @@ def import_weights(team: "Team", **asked) -> int:
     return import_folder(team, say=_answer, **asked)
 
 
-class StepOrBest(click.ParamType):
-    """A number, "best", or "best:METRIC"."""
-
-    name = "step"
-
-    def convert(self, value, param, ctx):
-        if isinstance(value, str) and re.fullmatch("best(:.+)?", value):
-            return value
-        if isinstance(value, str) and not value.isdecimal():
-            self.fail(f"'{shown(value)}'; needed a step's number, best, or best:METRIC", param, ctx)
-        return click.IntRange(0).convert(value, param, ctx)
-
-
-STEP_OR_BEST = click.option(
-    "--step",
-    type=StepOrBest(),
-    metavar="STEP",
-    help="Step; best: the least validation loss; best:METRIC; default: the newest.",
-)
-
-
 @cli.command(short_help="Export a step as a Hugging Face folder, and verify it.")
 @click.argument("path", metavar="RUN", type=NAME)
 @click.option("--to", "target", required=True, type=NAME, help="New folder.")
-@STEP_OR_BEST
+@click.option("--step", type=StepOrBest(), metavar="STEP", help=WORDS_OF_STEP)
 @click.option(
     "--dtype",
     type=click.Choice(("fp64", "fp32", "fp16", "bf16")),
@@ -597,52 +592,18 @@ def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str
 
 
 @cli.command("eval", short_help="Evaluate a step on texts and tasks, in any layout.")
-@click.argument("path", metavar="RUN", type=NAME)
-@STEP_OR_BEST
-@click.option(
-    "--data",
-    multiple=True,
-    metavar="FILE",
-    type=NAME,
-    help="Text, .jsonl or .parquet: loss, perplexity, bits per byte.",
-)
-@click.option(
-    "--tasks",
-    multiple=True,
-    metavar="FILE",
-    type=NAME,
-    help="JSON lines of multiple choice, cloze or generation: accuracies.",
-)
-@click.option(
-    "--shots",
-    default=0,
-    type=click.IntRange(0, 1000),
-    help="Few-shot: solved examples before each question, the first ones of its file.",
-)
-@click.option("--context", type=COUNT, help="Context length in tokens; default: the model's, 2048 at most.")
-@click.option("--stride", type=COUNT, help="Tokens scored per window of a longer text; default: the context.")
-@click.option("--text-key", default="text", help="Key or column of --data's text.")
-@click.option(
-    "--tokenizer",
-    "tokenizer_file",
-    metavar="FILE",
-    type=NAME,
-    help="Tokenizer of the run, if its file lies outside RUN.",
-)
-@click.option("--out", metavar="FILE", type=NAME, help="Also write the result with all answers as JSON.")
-@OVERRIDE
+@options_of(EvaluationRequest)
 @guarded_command
-def evaluate(guard: "Guard", path: str, out: str | None, overrides: tuple[str, ...], **asked) -> int:
+def evaluate(guard: "Guard", request: EvaluationRequest) -> int:
     """Evaluate a step on texts and tasks: loss, perplexity, accuracies.
 
     Under mpirun in the run's layout, or in another by --set, such as --set parallel.tp=2. The result is added
     to RUN/evaluations.jsonl. RUN need not be trusted: no file outside it is read.
     """
     with entry.loading():
-        from mpitrain.commands.evaluation.evaluated_run import EvaluationRequest
         from mpitrain.commands.evaluation.printed import main
 
-    return main(EvaluationRequest(path, **asked), out, overrides, guard, _say)
+    return main(request, guard, _say)
 
 
 @cli.command()

@@ -9,6 +9,7 @@ SweepRequest. What a field says besides its words are click's own settings of an
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import field, fields
 from functools import wraps
@@ -17,6 +18,7 @@ from typing import Any
 import click
 
 from mpitrain.errors import ConfigError
+from mpitrain.inputs import shown
 
 MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
 INTEGERS = 2**31 - 1  # larger ones mean nothing here
@@ -43,6 +45,19 @@ class Finite(click.FloatRange):
         if not math.isfinite(number):
             raise ConfigError(f"{param.opts[0]} {number}: give a finite number")
         return number
+
+
+class StepOrBest(click.ParamType):
+    """A number, "best", or "best:METRIC"."""
+
+    name = "step"
+
+    def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> int | str:
+        if isinstance(value, str) and re.fullmatch("best(:.+)?", value):
+            return value
+        if isinstance(value, str) and not value.isdecimal():
+            self.fail(f"'{shown(value)}'; needed a step's number, best, or best:METRIC", param, ctx)
+        return click.IntRange(0).convert(value, param, ctx)
 
 
 COUNT = click.IntRange(1, INTEGERS)

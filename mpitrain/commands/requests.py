@@ -16,6 +16,7 @@ from mpitrain.commands.declared_options import (
     NAME,
     RANKS,
     Finite,
+    StepOrBest,
     argument,
     config_argument,
     option,
@@ -24,6 +25,7 @@ from mpitrain.commands.declared_options import (
 
 # no rank is slower, and a sleep of 2**63 ns or more is refused by the system
 SLOWEST_TFLOPS = 0.001
+WORDS_OF_STEP = "Step; best: the least validation loss; best:METRIC; default: the newest."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,35 @@ class GenerateRequest:
     tokenizer: str | None = option("Tokenizer of the run, if its file lies outside RUN_DIR.", metavar="FILE")
     chat: bool = option("Answer the prompt as a chat, by the tokenizer's chat template.", is_flag=True)
     system: str | None = option("With --chat: the system message.", metavar="TEXT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """`mpitrain eval`. step: "best" and "best:METRIC": see checkpoint/retention.py."""
+
+    path: str = argument(metavar="RUN", type=NAME)
+    step: int | str | None = option(WORDS_OF_STEP, type=StepOrBest(), metavar="STEP")
+    data: tuple[str, ...] = option(
+        "Text, .jsonl or .parquet: loss, perplexity, bits per byte.", multiple=True, metavar="FILE", type=NAME
+    )
+    tasks: tuple[str, ...] = option(
+        "JSON lines of multiple choice, cloze or generation: accuracies.",
+        multiple=True, metavar="FILE", type=NAME,
+    )  # fmt: skip
+    shots: int = option(
+        "Few-shot: solved examples before each question, the first ones of its file.",
+        default=0, type=click.IntRange(0, 1000),
+    )  # fmt: skip
+    context: int | None = option("Context length in tokens; default: the model's, 2048 at most.", type=COUNT)
+    stride: int | None = option(
+        "Tokens scored per window of a longer text; default: the context.", type=COUNT
+    )
+    text_key: str = option("Key or column of --data's text.", default="text")
+    tokenizer: str | None = option(
+        "Tokenizer of the run, if its file lies outside RUN.", metavar="FILE", type=NAME
+    )
+    out: str | None = option("Also write the result with all answers as JSON.", metavar="FILE", type=NAME)
+    overrides: tuple[str, ...] = overrides_option()
 
 
 @dataclass(frozen=True, kw_only=True)

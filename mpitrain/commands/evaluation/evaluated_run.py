@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from mpitrain.actor.actor import Actor
@@ -15,6 +14,7 @@ from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.cluster.status_board import BUSY, WAITING, RankStatus
 from mpitrain.comm.base.world import World
 from mpitrain.commands.evaluation.evaluated_config import at_length, evaluated, given_keys, usable_context
+from mpitrain.commands.requests import EvaluationRequest
 from mpitrain.config import LoadedConfig
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.evaluation.scorer import Scorer
@@ -37,26 +37,6 @@ from mpitrain.weights.first_weights import fill
 MOST_CONTEXT = 2048  # by default: models read up to a million tokens, which no memory holds
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """What is evaluated.
-
-    step: None: the newest that is whole; "best", "best:METRIC": see checkpoint/retention.py.
-    context: tokens that the model sees; None: its own length, 2,048 at most.
-    stride: tokens that each window after the first scores; None: all of them.
-    """
-
-    path: str
-    step: int | str | None = None
-    data: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
-    shots: int = 0
-    context: int | None = None
-    stride: int | None = None
-    text_key: str = "text"
-    tokenizer_file: str | None = None
-
-
 class EvaluatedRun:
     """A run's model, for this number of ranks; and on rank 0 what it is asked. Raises InputError."""
 
@@ -64,7 +44,7 @@ class EvaluatedRun:
         self.rundir = RunDir(request.path)
         require_run(self.rundir)
         config = read_config(self.rundir.config)
-        self.tokenizer = tokenizer_of_run(self.rundir, config.data, request.tokenizer_file)
+        self.tokenizer = tokenizer_of_run(self.rundir, config.data, request.tokenizer)
         self._num_ranks = num_ranks
         self.config = evaluated(config, given_keys(given), num_ranks)
         longest = max(config.data.sequence, config.model.positions or 0, length_of_run(self.rundir))
@@ -85,7 +65,7 @@ class EvaluatedRun:
         self.tasks: list[TaskFile] = []
         self.plan = self.plan_at(1)
         if first:
-            own = request.tokenizer_file is None
+            own = request.tokenizer is None
             self.vocabulary = EvaluatedVocabulary.of_run(self.rundir, config.data, self.tokenizer, own)
             self.texts = [TextFile.read(name, request.text_key, self.vocabulary) for name in request.data]
             self.tasks = [

@@ -7,8 +7,9 @@ from typing import Any
 from mpitrain.cluster.entry import warn
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.commands.evaluation.evaluated_run import EvaluationRequest, evaluate
+from mpitrain.commands.evaluation.evaluated_run import evaluate
 from mpitrain.commands.output_file import require_file, write
+from mpitrain.commands.requests import EvaluationRequest
 from mpitrain.config import read
 from mpitrain.errors import DONE, ConfigError, counted
 from mpitrain.evaluation.tasks import METRICS, samples
@@ -19,19 +20,13 @@ SHOWN_OF_TEXTS = ("tokens", "loss", "perplexity", "bits_per_byte")
 OF_TASKS = ("examples", *METRICS)
 
 
-def main(
-    request: EvaluationRequest,
-    out: str | None,
-    overrides: tuple[str, ...],
-    guard: Guard,
-    say: Callable[[str], None],
-) -> int:
+def main(request: EvaluationRequest, guard: Guard, say: Callable[[str], None]) -> int:
     """Evaluate, print and keep the result. Collective over all ranks."""
     world = guard.connect(may_be_alone=True)
     world.on_first_rank("looking at what is evaluated", lambda: _require_files(request))
-    if out is not None:
+    if (out := request.out) is not None:
         world.on_first_rank("looking at --out", lambda: require_file("--out", out))
-    given = world.on_every_rank("reading --set", lambda: read(None, overrides))
+    given = world.on_every_rank("reading --set", lambda: read(None, request.overrides))
     result = evaluate(request, given, world, guard.place)
     if world.rank == 0:
         say(table(result))
