@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -207,11 +208,13 @@ class Actor:
     ) -> StepResult:
         """Run one training step on this rank's microbatches. Collective over all ranks.
 
+        asked: its `stop` is called once, whatever number of passes there is.
         watch: counts what is held after every instruction.
         pass_runner: runs the gradient pass, once or again: each time it does the same, from the
         same weights; the gradients of the last one are used.
         Raises HangError, naming the message waited for.
         """
+        asked = replace(asked, stop=cache(asked.stop))
         before = self.training[: self._update_at]
         after = self.training[self._update_at :]
 

@@ -3,6 +3,7 @@
 Where nothing is wrong, nothing is said.
 """
 
+import itertools
 import os
 
 import pytest
@@ -89,17 +90,18 @@ def test_a_bit_flipped_in_one_copy_is_named_and_none_otherwise(world, name):
         agree(world, nodes == (), nodes)
 
 
-def twice(world, settings, *, faults=(), of_rank=1):
+def twice(world, settings, *, faults=(), of_rank=1, stop=lambda: 0):
     """Run a step twice; in the passes `faults` a bit of the first gradient that is reduced on one
     rank is flipped.
 
-    Return the verdict.
+    stop: how urgently this rank has to leave. Return the verdict, the number of passes, and the weights.
     """
     import numpy as np
     import torch
 
     from mpitrain.actor.actor import Actor
     from mpitrain.actor.communicators import build_mesh
+    from mpitrain.actor.step_work import StepRequests
     from mpitrain.cluster.status_board import RankStatus
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.training.checks.rerun import RecomputeCheck
@@ -132,7 +134,8 @@ def twice(world, settings, *, faults=(), of_rank=1):
 
     passes_done = []
     actor.gradients.reduce = reduced
-    actor.run_step(1, microbatches, 1e-2, pass_runner=run_counted)
+    asked = StepRequests(stop)
+    actor.run_step(1, microbatches, 1e-2, asked=asked, pass_runner=run_counted)
     weights = [piece.weight.clone() for piece in actor.gradients.pieces]
     mesh.free()
     return checked.verdict, len(passes), weights
@@ -167,6 +170,13 @@ def test_a_step_computed_twice_is_the_same_and_one_wrong_pass_is_found(world, se
             all((a == b).all() for a, b in zip(weights, corrected)),
             "the update was made with the wrong pass",
         )
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.sizes(2)
+def test_a_request_to_leave_between_two_passes_is_no_corruption(world):
+    verdict, passes, _ = twice(world, ("parallel.dp=2",), stop=itertools.count().__next__)
+    agree(world, (verdict.text, passes) == ("", 2), verdict)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -14,6 +14,7 @@ import pytest
 from conftest import EVERY, WITH_LONG
 from launch import MPITRAIN, loss_lines, mpirun, run_commands, tail, tiny, write_text
 
+from mpitrain.actor.step_work import NOTHING_ASKED
 from mpitrain.comm.tap import TappedOperation
 from mpitrain.config import Config
 from mpitrain.data.token_rows import TokenRows
@@ -25,7 +26,7 @@ EP = dict(model_family="mixtral", experts_count=4, experts_active=2)
 # of the beginning
 LAYOUTS = {
     "tp": (dict(parallel_tp=2, parallel_dp=1), 1),
-    "pp": (dict(parallel_pp=2, pipeline_schedule="zbv"), 0),
+    "pp": (dict(parallel_pp=2, pipeline_schedule="zbv", run_save_every=1), 0),  # a save is under way
     "ep": (dict(EP, parallel_ep=2, parallel_dp=2), 1),
     "zero-3": (dict(parallel_dp=2, parallel_zero=3), 0),
     "cp": (dict(parallel_cp=2, precision_compute="bf16"), 1),
@@ -97,7 +98,7 @@ def test_a_step_is_computed_when_its_recording_fills_the_disk(tmp_path, num_byte
         loss_scale=LossScale(Config().precision),
     )
     recording = Recording(tmp_path / "record-0-1.npz", actor, TokenRows(np.zeros(50_000, np.uint8)), {})
-    work = SimpleNamespace(result=SimpleNamespace(loss=1.0, grad_norm=1.0))
+    work = SimpleNamespace(result=SimpleNamespace(loss=1.0, grad_norm=1.0), asked=NOTHING_ASKED)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def compute():
@@ -128,6 +129,20 @@ def altered(path, to, change):
             with target.open(name, "w") as file:
                 np.lib.format.write_array(file, array if found is None else found)
     return to
+
+
+def test_what_was_asked_of_a_rank_is_part_of_its_step(recorded, tmp_path):
+    """How urgently it had to leave, and how far its save was, travel with the totals."""
+
+    def change(name, array):
+        if name == "about":
+            about = json.loads(array.tobytes())
+            stop, save_progress = about["asked"]
+            about["asked"] = [stop + 1, save_progress]
+            return np.frombuffer(json.dumps(about).encode(), np.uint8)
+
+    done = replay(altered(recorded["tp"], tmp_path / "other.npz", change))
+    assert done.returncode == 1 and "not the same bits: first in NORM" in done.output, tail(done.output)
 
 
 def test_another_bit_in_a_message_is_found_with_the_instruction_that_it_reaches(recorded, tmp_path):

@@ -104,6 +104,7 @@ class Recording:
             "gradients": gradients_of(self._actor),
             "loss": work.result.loss,
             "grad_norm": work.result.grad_norm,
+            "asked": [work.asked.stop(), work.asked.save_progress],
             **self._facts,
         }
         self._write("about", np.frombuffer(json.dumps(about).encode(), np.uint8))

@@ -26,7 +26,7 @@ import torch
 from msgspec import Meta
 
 from mpitrain.actor.actor import Actor
-from mpitrain.actor.step_work import Work
+from mpitrain.actor.step_work import StepRequests, Work
 from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.base.buffers import Array
 from mpitrain.comm.standins.replay import ReplayMesh, fill
@@ -76,6 +76,7 @@ class Stops(RankStatus):
 class RecordingInfo(msgspec.Struct):
     """What a recording says of itself (recording.py).
 
+    asked: how urgently the rank had to leave, and how far its save was: both travel with the totals.
     given: of each operation axis, number, name, instruction, digest.
     gradients: of each name, first and last element, digest.
     """
@@ -93,6 +94,7 @@ class RecordingInfo(msgspec.Struct):
     given: list[tuple[str, int, str, str, int]]
     gradients: list[tuple[str, int, int, int]]
     separator: Count | None = None  # what ends a document, in older recordings
+    asked: tuple[Count, Count] = (0, 0)  # older recordings don't say it
     compiled: bool | None = None  # in older recordings as run.compile says
 
 
@@ -245,7 +247,9 @@ class Replay:
         # what building has started isn't of the step
         self.mesh.listen(self, self._fill, self.place)
         self._given.clear()
-        self.actor.run_step(about.step, microbatches, about.lr, pass_runner=compute_and_look)
+        stop, save_progress = about.asked
+        asked = StepRequests(lambda: stop, save_progress)
+        self.actor.run_step(about.step, microbatches, about.lr, asked=asked, pass_runner=compute_and_look)
         return self._compare(gradients, say)
 
     def given(self, which: TappedOperation, parts: Sequence[Array]) -> None:
