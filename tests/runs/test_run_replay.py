@@ -26,7 +26,7 @@ EP = dict(model_family="mixtral", experts_count=4, experts_active=2)
 # of the beginning
 LAYOUTS = {
     "tp": (dict(parallel_tp=2, parallel_dp=1), 1),
-    "pp": (dict(parallel_pp=2, pipeline_schedule="zbv", run_save_every=1), 0),  # a save is under way
+    "pp": (dict(parallel_pp=2, pipeline_schedule="zbv"), 0),
     "ep": (dict(EP, parallel_ep=2, parallel_dp=2), 1),
     "zero-3": (dict(parallel_dp=2, parallel_zero=3), 0),
     "cp": (dict(parallel_cp=2, precision_compute="bf16"), 1),
@@ -38,7 +38,7 @@ LAYOUTS = {
 }
 NUM_RANKS = {"two nodes": 4}  # of others 2
 FEW = ("tp", "pp", "ep", "zero-3") if WITH_LONG else ("tp", "pp")
-KEYS = dict(run_steps=3, run_save_every=0, run_eval_every=3, numerics_check_every=0)
+KEYS = dict(run_steps=3, run_save_every=1, run_eval_every=3, numerics_check_every=0)
 
 
 @pytest.fixture(scope="module")

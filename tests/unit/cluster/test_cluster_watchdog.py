@@ -21,11 +21,11 @@ from mpitrain.cluster.watchdog_rendezvous import connect
 
 
 class Held(Watchdog):
-    """A watchdog that is held up after its answer to a message, until `meanwhile` has happened."""
+    """A watchdog that is held up when it knows its ranks, until `meanwhile` has happened."""
 
-    def _send(self, rank, message):
-        super()._send(rank, message)
-        if message == READY and self.met:
+    def _meet(self):
+        super()._meet()
+        if self.met:
             self.meanwhile()
 
     def _end(self, found, code=1, first=None, hides=False):
