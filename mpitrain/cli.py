@@ -624,22 +624,25 @@ def evaluate(guard: "Guard", request: EvaluationRequest) -> int:
 )
 @click.option(
     "--memory-limit",
-    type=float,
+    type=Finite(0, min_open=True),
     metavar="STASHES",
     help="Memory limit of a rank; a stash: activations of one microbatch in all its layers.",
 )
 @click.option(
-    "--weight-memory", type=float, metavar="SHARE", help="Share of a stash held between I and W; default: 1."
+    "--weight-memory",
+    type=Finite(0, 1),
+    metavar="SHARE",
+    help="Share of a stash held between I and W; default: 1.",
 )
 @click.option(
     "--recompute",
-    type=float,
+    type=Finite(0, 1, max_open=True),
     metavar="SHARE",
     help="Let searches recompute activations; this share of a stash, a stage's input, stays then.",
 )
 @click.option(
     "--offload",
-    type=float,
+    type=Finite(0),
     metavar="TIME",
     help="Let searches offload activations; time to copy a rank's stash to host memory, or back.",
 )

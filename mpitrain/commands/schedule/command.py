@@ -196,18 +196,11 @@ def _screen() -> int:
 # ---------------------------------------------------------------- options
 
 
-def read_request(name: str, stages: int | None, microbatches: int | None, **asked) -> Request:
-    """Check the options as they were typed."""
-    checks = {
-        "times": read_times,
-        "memory_limit": read_limit,
-        "weight_memory": read_share,
-        "recompute": read_kept,
-        "offload": read_copy,
-    }
-    for option, check in checks.items():
-        asked[option] = check(asked.get(option))
-    return Request(name, stages, microbatches, **asked)
+def read_request(
+    name: str, stages: int | None, microbatches: int | None, times: str | None, **asked: Any
+) -> Request:
+    """Return what the options ask for, as they were typed."""
+    return Request(name, stages, microbatches, times=read_times(times), **asked)
 
 
 def read_times(text: str | None) -> Times:
@@ -237,32 +230,4 @@ def _time(word: str, may_be_0: bool, text: str) -> float:
             f"--times {shown(text)}: found {shown(word)}, needed {1 / SLOWEST:g} to {SLOWEST:g}; choose "
             "another unit"
         )
-    return value
-
-
-def read_limit(value: float | None) -> float | None:
-    """Read --memory-limit, in stashes of a rank's whole share of layers."""
-    if value is not None and not 0 < value < math.inf:
-        raise ConfigError(f"--memory-limit {value:g}: needed a number of stashes above 0")
-    return value
-
-
-def read_share(value: float | None) -> float | None:
-    """Read --weight-memory, the share of a stash that is held between I and W."""
-    if value is not None and not 0 <= value <= 1:
-        raise ConfigError(f"--weight-memory {value:g}: needed a share of a stash, 0 to 1")
-    return value
-
-
-def read_kept(value: float | None) -> float | None:
-    """Read --recompute, the share of a stash that stays of what is recomputed."""
-    if value is not None and not 0 <= value < 1:
-        raise ConfigError(f"--recompute {value:g}: needed a share of a stash, 0 to below 1")
-    return value
-
-
-def read_copy(value: float | None) -> float | None:
-    """Read --offload, the time to copy a stash of a rank's whole share of layers."""
-    if value is not None and not 0 <= value < math.inf:
-        raise ConfigError(f"--offload {value:g}: needed a time, 0 or more, in the unit of --times")
     return value

@@ -272,7 +272,7 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1b", *SIZE, "--times", "1,1,1,-2"], "found -2, needed 0 or more"),
         (["1f1b", *SIZE, "--times", "1,nan,1,0"], "found nan"),
         (["1f1b", *SIZE, "--memory-limit", "nan"], "--memory-limit"),
-        (["1f1b", *SIZE, "--weight-memory", "2"], "needed a share of a stash, 0 to 1"),
+        (["1f1b", *SIZE, "--weight-memory", "2"], "2.0 is not in the range 0<=x<=1"),
         (["1f1b", *SIZE, "--out", "x.gif"], "found '.gif', needed one of .svg .png .txt"),
         (["1f1b", *SIZE, "--out", "no/such/folder.txt"], "no folder"),
         (["1f1b", *SIZE, "--table", "x.svg"], "--table x.svg: found '.svg', needed one of .txt .csv"),
