@@ -77,6 +77,8 @@ def _template(node: ast.expr, texts: dict[str, ast.expr]) -> str:
         return _template(node.value, texts)
     if isinstance(node, ast.Name) and node.id in texts:
         return _template(texts[node.id], {name: text for name, text in texts.items() if name != node.id})
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "counted":
+        return f"{HOLE} {_template(node.args[1], texts)}"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return _template(node.left, texts) + _template(node.right, texts)
     return HOLE
