@@ -7,8 +7,7 @@ data is there, and the second phase of an all-reduce when the first is complete,
 from rank to rank. So both have a communicator and a turnstile of their own, which they pass in the
 order in which their operations were started.
 
-MPI chooses the way of a gather or a broadcast; counted as sent is what the others get from this
-rank.
+MPI chooses the way of a gather; counted as sent is what the others get from this rank.
 """
 
 from collections.abc import Callable
@@ -69,53 +68,6 @@ def all_reduce(x: Array, axis: TransportAxis) -> Steps:
         reduce_scatter(x, messages.own_shard(x, axis), axis),
         _all_gather(x, axis, axis.second, axis.second_turnstile),
     )
-
-
-def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
-    """Send the `x` of `root` to all others."""
-    others = (axis.size - 1) * (axis.rank == root)
-    return _in_turn(
-        axis.turnstile, lambda: axis.comm.Ibcast([raw(x), MPI.BYTE], root), x.nbytes * others, axis, others
-    )
-
-
-def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
-    """Write the sum of `x` over the axis to `out` of `root`: reduce-scatter and gather."""
-    part, memory = messages.part_for(x, out, axis)
-    gathered = _gather(part, out, root, axis, axis.second, axis.second_turnstile)
-    return chain(reduce_scatter(x, part, axis), gathered, messages.given_back(memory, axis))
-
-
-def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
-    """Collect every rank's part in `out` of `root`."""
-    return _gather(part, out, root, axis, axis.comm, axis.turnstile)
-
-
-def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
-    """Send every rank its part of the `x` of `root`."""
-    if axis.rank != root:
-        return _in_turn(
-            axis.turnstile, lambda: axis.comm.Iscatterv(None, [raw(out), MPI.BYTE], root), 0, axis, 0
-        )
-    assert x is not None  # on the root
-    blocks = _blocks(x, split(len(x), axis.size))
-    own = messages.own_shard(x, axis)
-    sent = x.nbytes - own.nbytes
-    post = lambda: axis.comm.Iscatterv(blocks, MPI.IN_PLACE, root)  # noqa: E731
-    return messages.copied(own, out, _in_turn(axis.turnstile, post, sent, axis))
-
-
-def _gather(
-    part: Array, out: Array | None, root: int, axis: TransportAxis, comm: MPI.Comm, turnstile: Turnstile
-) -> Steps:
-    if axis.rank != root:
-        return _in_turn(
-            turnstile, lambda: comm.Igatherv([raw(part), MPI.BYTE], None, root), part.nbytes, axis, 1
-        )
-    assert out is not None  # on the root
-    blocks = _blocks(out, split(len(out), axis.size))
-    steps = _in_turn(turnstile, lambda: comm.Igatherv(MPI.IN_PLACE, blocks, root), 0, axis, 0)
-    return messages.copied(part, messages.own_shard(out, axis), steps)
 
 
 def _all_gather(out: Array, axis: TransportAxis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
