@@ -315,8 +315,3 @@ def _launches(device: torch.device) -> list[float]:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return times[1:]
-
-
-def middle(values: list[float]) -> float:
-    """Return the median of some measurements."""
-    return statistics.median(values)

@@ -41,7 +41,7 @@ from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, Begun, Later, Walk, WeightGradients, run
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
-from mpitrain.plan.settings.dispatch import dispatch_of
+from mpitrain.plan.settings.dispatch import Dispatch
 
 
 class ExpertRows(NamedTuple):
@@ -110,7 +110,7 @@ class ExpertMixture:
         if self.settings.shared:
             gate, up, down = (own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down"))
             self.shared = FeedForwardSegment(None, (gate, up), down, activation=shared_activation)
-        self.dispatch = dispatch_of(site.plan.config, site.plan.table.segments)
+        self.dispatch = Dispatch(site.plan.config, site.plan.table.segments)
         self.exchange = self._exchange()
         segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
         self._positions = [

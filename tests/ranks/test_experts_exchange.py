@@ -117,7 +117,7 @@ def test_expected_crossings_are_those_of_even_choices(groups, open_groups):
     config = resolved(
         8, *wanted, "parallel.ep=8", "comm.node_ranks=2", "data.sequence=1200", "batch.global=16"
     )
-    from mpitrain.plan.settings.dispatch import dispatch_of
+    from mpitrain.plan.settings.dispatch import Dispatch
 
     size = count // groups
     per_node = count // nodes
@@ -130,7 +130,7 @@ def test_expected_crossings_are_those_of_even_choices(groups, open_groups):
     mean = sum(hits) / len(hits) * (nodes - 1) / nodes
     # groups across the borders of nodes are left out of account
     tolerance = 0.1 if nodes % groups and groups % nodes else 1e-3
-    assert dispatch_of(config)._expected_crossings() == pytest.approx(1200 * mean, rel=tolerance)
+    assert Dispatch(config)._expected_crossings() == pytest.approx(1200 * mean, rel=tolerance)
 
 
 def test_a_row_crosses_with_what_is_needed_with_it():
@@ -138,9 +138,9 @@ def test_a_row_crosses_with_what_is_needed_with_it():
 
     Backward: their numbers, then weights' gradients.
     """
-    from mpitrain.plan.settings.dispatch import dispatch_of
+    from mpitrain.plan.settings.dispatch import Dispatch
 
-    dispatch = dispatch_of(resolved(8, "parallel.ep=8", "comm.node_ranks=2", "experts.active=2"))
+    dispatch = Dispatch(resolved(8, "parallel.ep=8", "comm.node_ranks=2", "experts.active=2"))
     rows = dispatch._expected_crossings()
     row = 8 * WIDTH
     traffic = dispatch.traffic(WIDTH, 8)
@@ -290,7 +290,7 @@ def test_each_token_crosses_to_a_node_once(world, kind, buffer, etp):
     from mpitrain.parallel.expert.hierarchical import Hierarchical
     from mpitrain.parallel.walk import run
     from mpitrain.plan.axes import Axes
-    from mpitrain.plan.settings.dispatch import dispatch_of
+    from mpitrain.plan.settings.dispatch import Dispatch
 
     places = max(etp, world.size // 2)
     if world.size % (2 * etp):
@@ -308,7 +308,7 @@ def test_each_token_crosses_to_a_node_once(world, kind, buffer, etp):
     mesh = Mesh(world, axes.grid, axes.of(world.rank), axes.carried, timeout_s=60)
     near = mesh["experts_near"]
     far = mesh["experts_far"]
-    dispatch = dispatch_of(config)
+    dispatch = Dispatch(config)
     exchange = Hierarchical(mesh["experts"], far, near if near.size > 1 else None, dispatch, 8)
     generator = torch.Generator().manual_seed(world.rank)
     experts, dropped = routed(kind, world.rank, world.size, generator)

@@ -42,7 +42,7 @@ from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic
 from mpitrain.plan.declared.work import PartWork
-from mpitrain.plan.settings.dispatch import FP8, dispatch_of, num_bytes
+from mpitrain.plan.settings.dispatch import FP8, Dispatch, num_bytes
 from mpitrain.plan.settings.experts import most_rows
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class Experts(Layer):
         fp32 where they arrive, and so are their scales and the products of both.
         """
         config = sizes.config
-        dispatch = dispatch_of(config, sizes.segments)
+        dispatch = Dispatch(config, sizes.segments)
         if dispatch.ranks == 1:
             return Working(0, 0)
         itemsize = sizes.itemsize
@@ -212,7 +212,7 @@ class Experts(Layer):
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """Counts, statistics for the losses, rows there and back."""
         parallel = sizes.config.parallel
-        rows = dispatch_of(sizes.config, sizes.segments).traffic(self.width, sizes.itemsize)
+        rows = Dispatch(sizes.config, sizes.segments).traffic(self.width, sizes.itemsize)
         shared = parallel.tp * parallel.cp > 1
         statistics = (Started("all_reduce", "tokens", self._sums(sizes)),) if shared else ()
         return LOCAL, Traffic((*rows.forward[:1], *statistics, *rows.forward[1:]), rows.backward)

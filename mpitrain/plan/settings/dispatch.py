@@ -88,10 +88,10 @@ def _obstacle(parallel: ResolvedParallel, num_nodes: int, node_ranks: int) -> st
 
 
 def _refuse_small_buffer(config: ResolvedConfig) -> None:
-    if dispatch_of(config).tokens_at_once < 1:
+    dispatch = Dispatch(config)
+    if dispatch.tokens_at_once < 1:
         need = (
-            f"a rank that passes on one token needs {dispatch_of(config).copies} rows at once, it has "
-            f"{dispatch_of(config).limit}"
+            f"a rank that passes on one token needs {dispatch.copies} rows at once, it has {dispatch.limit}"
         )
         raise ConfigError(
             f'experts.buffer = {config.experts.buffer}: {need}; raise it, or use experts.dispatch = "flat"'
@@ -104,17 +104,12 @@ def near_ranks(config: ResolvedConfig) -> int:
     return config.comm.node_ranks if config.experts.dispatch == "hierarchical" and ranks > 1 else 0
 
 
-def dispatch_of(config: ResolvedConfig, segments: int = 1) -> "Dispatch":
-    """Return how the rows of a resolved configuration travel. segments: of each sequence."""
-    return Dispatch(config, segments)
-
-
 @dataclass(frozen=True)
 class Dispatch:
-    """See above."""
+    """How the rows of a resolved configuration travel. segments: of each sequence."""
 
     config: ResolvedConfig
-    segments: int
+    segments: int = 1
 
     @property
     def ranks(self) -> int:

@@ -188,10 +188,6 @@ def _is_uneven(key: str, config: ResolvedConfig) -> bool:
     return bool(_value(config, key) % config.parallel.tp)
 
 
-def _survives_deaths(config: ResolvedConfig) -> bool:
-    return config.recovery.spares > 0 or config.recovery.shrink
-
-
 def _needs_one_sum(config: ResolvedConfig) -> list[str]:
     """Return the settings that take one sum of gradients of each data rank, if it has several."""
     return [] if division_of(config).is_even else _take_one_sum(config)
@@ -210,10 +206,6 @@ def _take_one_sum(config: ResolvedConfig) -> list[str]:
         "run.noise_scale = true": config.run.noise_scale,
     }
     return [key for key, is_set in against.items() if is_set]
-
-
-def _many_stages(config: ResolvedConfig) -> bool:
-    return config.parallel.pp * (config.pipeline.chunks or 1) > 1
 
 
 EXPERTS = (
@@ -448,7 +440,12 @@ DIVISION = (
         lambda c: bool(c.attention.kv_rank),
         "{attention.kv_rank}: latent attention gathers narrow vectors, which are kept",
     ),
-    idle("pipeline.tail", _many_stages, "{parallel.pp} and {pipeline.chunks}", "use one stage"),
+    idle(
+        "pipeline.tail",
+        lambda c: c.parallel.pp * (c.pipeline.chunks or 1) > 1,
+        "{parallel.pp} and {pipeline.chunks}",
+        "use one stage",
+    ),
     idle(
         "pipeline.weight_memory",
         lambda c: not c.pipeline.memory_limit,
@@ -502,7 +499,9 @@ DIVISION = (
     idle("run.keep_best_by", lambda c: not c.run.keep_best, "{run.keep_best}", "set run.keep_best"),
     Rule(
         "comm.transport",
-        lambda c: _survives_deaths(c) and c.comm.transport in ("collectives", "shared"),
+        lambda c: (
+            (c.recovery.spares > 0 or c.recovery.shrink) and c.comm.transport in ("collectives", "shared")
+        ),
         "{comm.transport} with {recovery.spares} and {recovery.shrink}: memory that ranks share, and "
         "collectives of MPI, don't outlive the death of a rank",
         'use comm.transport = "messages"',
