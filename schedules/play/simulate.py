@@ -9,8 +9,7 @@ ends at once and starts a transfer:
                                                  receiver at the end
     receiver                                  |--F--|
 
-What travels between data ranks, and what copies of parameters sum, has resources of its own, see
-transfers.
+What travels between data ranks takes no time.
 
 Times are only added and compared: give integers or fractions, and results are exact.
 """
@@ -25,7 +24,6 @@ from mpitrain.schedules.lowering.messages import with_messages
 from mpitrain.schedules.lowering.needs import Programs, partner
 from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
 from mpitrain.schedules.play.timeline import Timeline
-from mpitrain.schedules.play.transfers import NO_TIME, TRANSFERS, RankTransfers, Transfers
 from mpitrain.schedules.table import Table
 
 Cost = Callable[[Action], float]  # time of an instruction on its rank
@@ -46,21 +44,17 @@ def simulate(
     schedule: Table | Programs,
     cost: Cost | Mapping[str, float] | None = None,
     link: Link = AT_ONCE,
-    transfers: Transfers = NO_TIME,
 ) -> Timeline:
     """Play a schedule and return its Timeline.
 
     schedule: a table, whose messages are then added, or the lowered programs of all ranks.
     cost: time of each instruction, or of each kind; absent, F, I, W and R take 1 and B 2. A part takes
     its equal share of the whole.
-    transfers: how long GATHER, SUM and REDUCE travel, besides the cost of starting them.
 
     Raises ScheduleError if the programs can't be played to their end.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
-    return _Player(
-        programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link, transfers
-    ).play()
+    return _Player(programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link).play()
 
 
 def simulate_table(
@@ -137,15 +131,12 @@ def _by_kind(programs: Programs, durations: Mapping[str, float]) -> Cost:
 class _Player:
     """Plays ranks in the order of time, so that messages queue in the order they are sent."""
 
-    def __init__(self, programs: Programs, cost: Cost, link: Link, transfers: Transfers):
+    def __init__(self, programs: Programs, cost: Cost, link: Link):
         self.programs = programs
         self.cost = cost
         self.link = link
         ranks = range(len(programs))
-        self.timeline = Timeline(
-            programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs), [0] * len(programs)
-        )
-        self.traffic = [RankTransfers(transfers) for _ in ranks]
+        self.timeline = Timeline(programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs))
         self.cursors = [0] * len(programs)
         self.sender_free: list[float] = [0] * len(programs)
         self.receiver_free: list[float] = [0] * len(programs)
@@ -176,7 +167,7 @@ class _Player:
         ends = self.timeline.ends[rank]
         for position in range(self.cursors[rank], len(program)):
             action = program[position]
-            reached = start = time
+            start = time
             if action.kind in RECEIVES:
                 if action not in self.messages:
                     self.waiting[action] = rank, time
@@ -189,24 +180,14 @@ class _Player:
             elif action.kind in SENDS:
                 self._send(action, rank, time)
             else:
-                start = self._start(action, rank, time)
                 time = start + self.cost(action)
             starts.append(start)
             ends.append(time)
-            if time > reached:
+            if time > start:
                 self.cursors[rank] = position + 1
                 heappush(self.ready, (time, rank))
                 return
         self.cursors[rank] = len(program)
-
-    def _start(self, action: Action, rank: int, time: float) -> float:
-        """Return when a rank that has reached an action starts it."""
-        traffic = self.traffic[rank]
-        start = traffic.ready(action, time)
-        self.timeline.exposed_transfers[rank] += start - time
-        if action.kind in TRANSFERS:
-            traffic.start(action, start)
-        return start
 
     def _send(self, action: Action, rank: int, time: float) -> None:
         receive = partner(action)

@@ -17,15 +17,12 @@ class Timeline:
 
     exposed: per rank, the time it waited for messages that had been sent: the rest of its waiting
     is the schedule's own.
-    exposed_transfers: per rank, the time it waited for parameters that were gathered and gradients
-    that were reduced.
     """
 
     programs: Programs
     starts: list[list[float]]
     ends: list[list[float]]
     exposed: list[float] = field(default_factory=list)
-    exposed_transfers: list[float] = field(default_factory=list)
 
     @cached_property
     def makespan(self) -> float:

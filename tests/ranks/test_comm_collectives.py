@@ -238,24 +238,19 @@ def test_many_operations_in_flight_finish_in_any_order(axis):
     """Waited for in another order on every rank: each wait has to advance the operations of all."""
     from mpitrain.comm.collectives import all_gather, all_reduce, barrier, shift
 
-    xs = [values(axis.rank, 1000 * i + 5, "float32") for i in range(12)]
-    pending = []
-    for i, x in enumerate(xs):
-        pending.append(all_reduce(x, axis) if i % 3 else shift(x, axis))
+    lengths = range(5, 12_005, 1000)
+    started = (all_reduce if i % 3 else shift for i in range(12))
+    pending = [start(values(axis.rank, length, "float32"), axis) for start, length in zip(started, lengths)]
     gathered = np.zeros(axis.size)
     pending.append(all_gather(np.array([float(axis.rank)]), axis, gathered))
     pending.append(barrier(axis))
-    for i in np.random.default_rng(axis.rank).permutation(len(pending)):
-        pending[i].wait()
-    ok = all(
-        same(
-            x,
-            expected_sum(axis.size, 1000 * i + 5, "float32")
-            if i % 3
-            else values(i % axis.size, 1000 * i + 5, "float32"),
-        )
-        for i, x in enumerate(xs)
-    )
+    found = {i: pending[i].wait() for i in np.random.default_rng(axis.rank).permutation(len(pending))}
+    left = (axis.rank - 1) % axis.size
+    expected = [
+        expected_sum(axis.size, length, "float32") if i % 3 else values(left, length, "float32")
+        for i, length in enumerate(lengths)
+    ]
+    ok = all(same(found[i], wanted) for i, wanted in enumerate(expected))
     agree(axis.comm, ok and (gathered == range(axis.size)).all())
 
 

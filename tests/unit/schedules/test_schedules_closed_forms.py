@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitrain.schedules.actions import B, F
+from mpitrain.schedules.actions import B, F, parse_program
 from mpitrain.schedules.catalog import build
 from mpitrain.schedules.families.one_f_one_b import alternate
 from mpitrain.schedules.lowering.messages import with_messages
 from mpitrain.schedules.options import Options, Times
-from mpitrain.schedules.play.simulate import Timeline, simulate_table
+from mpitrain.schedules.play.simulate import Link, Timeline, simulate, simulate_table
 from mpitrain.schedules.table import make_table
 
 exact = settings(max_examples=30, deadline=None)
@@ -260,3 +260,9 @@ def test_messages_of_an_interior_rank(name):
         programs = with_messages(build(name, p, m))
         for program in programs[1:-1]:
             assert sum(action.kind in ("SEND_F", "SEND_B") for action in program) == MESSAGES[name] * m
+
+
+def test_messages_of_one_sender_leave_one_after_the_other():
+    programs = map(parse_program, ["RECV_B0@0 B0@0", "F0@1 SEND_F0@1 SEND_B0@1", "RECV_F0@2 F0@2"])
+    timeline = simulate(list(programs), {"F": 1}, Link(latency=5, transfer=3))
+    assert timeline.starts[2][1] == 1 + 5 + 3 and timeline.starts[0][1] == 1 + 3 + 5 + 3

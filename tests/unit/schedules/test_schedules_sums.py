@@ -18,7 +18,6 @@ from mpitrain.schedules.lowering.reductions import Reduction
 from mpitrain.schedules.lowering.residency import Residency
 from mpitrain.schedules.lowering.sums import MIRROR, TIED
 from mpitrain.schedules.play.simulate import simulate
-from mpitrain.schedules.play.transfers import Transfers
 from mpitrain.schedules.proof.check import check
 from mpitrain.schedules.proof.deadlock import play
 from mpitrain.schedules.table import Table, read_table
@@ -321,25 +320,3 @@ def test_a_rank_that_waits_for_a_sum_before_it_has_sent_what_the_other_needs_is_
         "  rank 1, position 4: REDUCE0@1 waits for SUM0@0 (rank 0, position 4)",
     ]
     assert play(Needs([parse_program(row) for row in rows], reduces=TWO)) == [2, 4]
-
-
-# ---------------------------------------------------------------- time
-
-
-def test_a_sum_travels_under_what_follows_on_a_way_of_its_own():
-    """Parts of 1 tick each; one sum takes no longer than the part after it, the other 2 ticks
-    longer; reductions queue.
-    """
-    programs = lower(build("gpipe", 1, 1), one_stage(("tp",)))
-    for time, exposed in ((0, 2), (1, 2), (3, 3)):
-        timeline = simulate(programs, {"F": 3, "B": 3}, transfers=Transfers({"SUM": time, "REDUCE": 1}))
-        assert timeline.exposed_transfers == [exposed]
-        assert timeline.makespan == 6 + exposed
-
-
-def test_a_sum_after_the_data_axis_starts_when_the_reduction_has_arrived():
-    reduces = [Reduction(1, (0,), ((),), ((TIED,),))]
-    timeline = simulate(
-        lower(build("gpipe", 1, 1), reduces), {"F": 1, "B": 1}, transfers=Transfers({"SUM": 2, "REDUCE": 5})
-    )
-    assert timeline.makespan == 2 + 5 + 2
