@@ -25,7 +25,7 @@ from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.steps import CHECKPOINTS, same_everywhere, steps_at
 from mpitrain.cluster.heap import keep_freed_memory
 from mpitrain.cluster.progress_bar import ProgressBar
-from mpitrain.cluster.rundir import RunDir
+from mpitrain.cluster.rundir import RunDir, run_that_has
 from mpitrain.cluster.team import Team
 from mpitrain.config import Config
 from mpitrain.errors import (
@@ -184,6 +184,8 @@ def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int
         raise WeightsError(f"{shown(out)} is there already; give the name of a folder to be made")
     if not out.name:
         raise WeightsError(f"{shown(out)} is no name; give the name of a folder to be made")
+    if (run := run_that_has(out)) is not None:
+        raise WeightsError(f"{shown(out)} belongs to the run in {shown(run)}; give another folder")
     chosen = dtype or OF_COMPUTE[source.config.precision.compute]
     config_json(source.config, NAMED[chosen], {}, {})  # or there is no such model
     model = source.config.model

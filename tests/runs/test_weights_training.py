@@ -223,6 +223,14 @@ def test_a_target_that_is_there_is_left_as_it_is(tmp_path, model):
     assert again.returncode == 2 and "config.toml" in again.stderr
 
 
+def test_an_export_into_what_belongs_to_a_run_is_refused(tmp_path, model):
+    assert command("import", model, "--to", tmp_path / "run").returncode == 0
+    for name in ("logs", "checkpoints/out"):
+        done = command("export", tmp_path / "run", "--to", tmp_path / "run" / name)
+        assert done.returncode == 2 and f"belongs to the run in {tmp_path / 'run'}" in done.stderr
+        assert not (tmp_path / "run" / name).exists()
+
+
 def test_what_was_written_wrong_is_found(tmp_path, model, monkeypatch):
     """A tensor of the export is changed before it is read back."""
     from mpitrain.cluster.team import TeamOfOne

@@ -300,7 +300,8 @@ def kept_by_core(
     output multiplies, too, where that is another. In fp16 this is the most: a CPU that widens it
     (kernels/processor.py) keeps what it would in bf16.
     """
-    kept = _kept_of_qkv(sizes, heads, kv_heads, width)
+    parallel = sizes.config.parallel
+    kept = width * (heads + 2 * _kv_heads_at_once(parallel, kv_heads)) * sizes.itemsize
     if sizes.selective and not sizes.core_alone:
         return kept
     copied = (
@@ -308,21 +309,10 @@ def kept_by_core(
         if _output_is_copied(sizes, heads, width, value_width, side_by_side)
         else 0
     )
-    if by_tiles or _keeps_log_sum_exp(sizes):
+    keeps_log_sum_exp = sizes.config.precision.compute not in ("bf16", "fp8")
+    if keeps_log_sum_exp or by_tiles or parallel.cp > 1:
         return kept + heads * (width * sizes.itemsize + max(4, sizes.itemsize)) + copied
     return kept + (copied or heads * width * sizes.factor)
-
-
-def _kept_of_qkv(sizes: Sizes, heads: int, kv_heads: int, width: int) -> int:
-    """Return the bytes of queries, keys and values of a position, as attention proper is given them."""
-    parallel = sizes.config.parallel
-    kv_heads = _kv_heads_at_once(parallel, kv_heads)
-    return width * (heads + 2 * kv_heads) * sizes.itemsize
-
-
-def _keeps_log_sum_exp(sizes: Sizes) -> bool:
-    """Return whether the kernel keeps its result and the log-sum-exp: all but that of 16 bits on a CPU."""
-    return sizes.config.parallel.cp > 1 or sizes.config.precision.compute not in ("bf16", "fp8")
 
 
 def _output_is_copied(
