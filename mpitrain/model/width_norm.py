@@ -17,6 +17,7 @@ import torch
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.collectives import all_reduce
 from mpitrain.kernels.precision import wide
+from mpitrain.model.offload import restored
 from mpitrain.model.rotary import Rotary
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, Later, Walk, WeightGradients
@@ -71,8 +72,6 @@ class WidthNorms:
         grad_of_output: tuple[torch.Tensor, ...],
         later: Later,
     ) -> Walk:
-        from mpitrain.model.offload import restored
-
         units, scales, start, order = restored(saved)
         *grads, of_v = grad_of_output
         flat = [self._turned(grad, start, -1, order).transpose(1, 2).flatten(-2) for grad in grads]

@@ -130,7 +130,7 @@ def _communication(comm: dict[str, AxisCost], num_steps: int) -> Iterator[str]:
         yield _text(BARS[0] - 8, y + row / 2 + 4, name[:10], "end")
         x = float(BARS[0])
         for seconds, colour in ((cost.blocked_s, COLOURS[1]), (cost.overlapped_s, COLOURS[5])):
-            length = 1e3 * (seconds or 0.0) / num_steps / longest * (BARS[1] - BARS[0] - 40)
+            length = 1e3 * seconds / num_steps / longest * (BARS[1] - BARS[0] - 40)
             yield _bar(x, y + 2, length, row - 6, colour)
             x += length
         yield _text(x + 4, y + row / 2 + 4, f"{_milliseconds(cost, num_steps):.3g}")
@@ -145,7 +145,7 @@ def _bar(x: float, y: float, width: float, height: float, colour: str, opacity: 
 
 
 def _milliseconds(cost: AxisCost, num_steps: int) -> float:
-    return 1e3 * ((cost.blocked_s or 0.0) + (cost.overlapped_s or 0.0)) / num_steps
+    return 1e3 * (cost.blocked_s + cost.overlapped_s) / num_steps
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:

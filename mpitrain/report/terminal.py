@@ -115,10 +115,10 @@ def _numbers(runs: Sequence[RecordedRun]) -> Table:
 def _communication(run: RecordedRun) -> Table:
     table = _table("axis", "MB a step", "blocked ms", "hidden ms")
     count = max(1, run.steps.num_sampled)
-    costs = sorted(run.steps.comm.items(), key=lambda item: -(item[1].blocked_s or 0))
+    costs = sorted(run.steps.comm.items(), key=lambda item: -item[1].blocked_s)
     for name, cost in costs[:MOST_AXES]:
-        megabytes = f"{(cost.bytes or 0) / 1e6 / count:,.3f}"
-        times = (f"{1e3 * (s or 0) / count:,.1f}" for s in (cost.blocked_s, cost.overlapped_s))
+        megabytes = f"{cost.bytes / 1e6 / count:,.3f}"
+        times = (f"{1e3 * s / count:,.1f}" for s in (cost.blocked_s, cost.overlapped_s))
         table.add_row(Text(printable(name)[:20]), megabytes, *times)
     return table
 

@@ -97,12 +97,21 @@ def tokenizer_of_run(run: RunDir) -> Path | None:
 
 
 def files_of_tokenizer(file: Path, content: bytes) -> Files:
-    """Return a tokenizer's file, and what lies beside it, if it is named tokenizer.json."""
+    """Return a tokenizer's file, and what lies beside it, if it is named tokenizer.json.
+
+    Raises DataError for one of these that can't be read.
+    """
     files = {TOKENIZER: content}
     if file.name == TOKENIZER:
         for name in (*TOKENIZER_FILES, *templates_in(file.parent)):
-            with suppress(FileNotFoundError):
-                files.setdefault(name, read_file(file.with_name(name), MOST_COMPANION_BYTES))
+            beside = file.parent / name
+            try:
+                files.setdefault(name, read_file(beside, MOST_COMPANION_BYTES))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                why = f"{shown(beside)}: {error.strerror}; it belongs to the tokenizer beside it"
+                raise DataError(f"{why}: make it a file that can be read, or move it away") from None
     return files
 
 

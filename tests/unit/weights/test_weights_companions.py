@@ -7,7 +7,14 @@ import pytest
 from mpitrain.config import Data
 from mpitrain.data.byte_level import byte_tokenizer_json
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.weights.companions import SpecialTokens, exported, length_of, with_tokenizer_files
+from mpitrain.errors import DataError
+from mpitrain.weights.companions import (
+    SpecialTokens,
+    exported,
+    files_of_tokenizer,
+    length_of,
+    with_tokenizer_files,
+)
 
 tokenizers = pytest.importorskip("tokenizers")
 CONFIG = json.dumps({"eos_token_id": [2, 3], "max_position_embeddings": 64}).encode()
@@ -77,3 +84,18 @@ def test_an_export_of_bytes_has_a_tokenizer_by_which_a_token_is_a_byte(tmp_path)
 )
 def test_the_longest_text_is_a_number_or_not_said(config, length):
     assert length_of(config) == length
+
+
+def test_named_chat_templates_beside_a_tokenizer_come_along(tmp_path):
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ messages }}")
+    (tmp_path / "merges.txt").write_text("a b")
+    files = files_of_tokenizer(tmp_path / "tokenizer.json", b"{}")
+    assert set(files) == {"tokenizer.json", "merges.txt", "additional_chat_templates/tool_use.jinja"}
+    assert set(files_of_tokenizer(tmp_path / "other.json", b"{}")) == {"tokenizer.json"}
+
+
+def test_what_cannot_be_read_beside_a_tokenizer_is_named(tmp_path):
+    (tmp_path / "merges.txt").mkdir()
+    with pytest.raises(DataError, match=r"merges\.txt: .*; it belongs to the tokenizer beside it: make it a"):
+        files_of_tokenizer(tmp_path / "tokenizer.json", b"{}")
