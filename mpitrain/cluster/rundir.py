@@ -360,7 +360,8 @@ def run_that_has(path: Path) -> Path | None:
     """Return the directory of the run that keeps a file, None if none does. Raises OSError."""
     where = Path(os.path.realpath(path.parent), path.name)
     for folder in where.parents:
-        if where.relative_to(folder).parts[0] in ENTRIES and _is_begun(folder):
+        is_entry = where.relative_to(folder).parts[0] in ENTRIES
+        if is_entry and (folder / "config.toml").exists() and _is_begun(folder):
             return folder
     return None
 

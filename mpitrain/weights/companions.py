@@ -104,13 +104,13 @@ def files_of_tokenizer(file: Path, content: bytes) -> Files:
     files = {TOKENIZER: content}
     if file.name == TOKENIZER:
         for name in (*TOKENIZER_FILES, *templates_in(file.parent)):
-            beside = file.parent / name
+            path = file.parent / name
             try:
-                files.setdefault(name, read_file(beside, MOST_COMPANION_BYTES))
+                files.setdefault(name, read_file(path, MOST_COMPANION_BYTES))
             except FileNotFoundError:
                 continue
             except OSError as error:
-                why = f"{shown(beside)}: {error.strerror}; it belongs to the tokenizer beside it"
+                why = f"{shown(path)}: {error.strerror}; it belongs to the tokenizer beside it"
                 raise DataError(f"{why}: make it a file that can be read, or move it away") from None
     return files
 

@@ -318,6 +318,7 @@ def test_a_folder_that_one_may_not_write_to_is_refused_first(tmp_path, monkeypat
 
 @pytest.mark.parametrize("name", ["run.svg", "logs/drawn.txt", "data/new/drawn.txt"])
 def test_a_file_that_belongs_to_a_run_is_refused(tmp_path, name):
+    (tmp_path / "config.toml").touch()
     (tmp_path / "checkpoints").mkdir()
     drawn = tmp_path / name
     drawn.parent.mkdir(parents=True, exist_ok=True)
@@ -326,10 +327,14 @@ def test_a_file_that_belongs_to_a_run_is_refused(tmp_path, name):
     assert not drawn.exists()
 
 
-def test_another_file_in_the_directory_of_a_run_is_written(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text("")
-    run("1f1b", *SIZE, "--out", tmp_path / "drawn.txt")
-    assert (tmp_path / "drawn.txt").exists()
+@pytest.mark.parametrize(("of_run", "name"), [("config.toml", "drawn.txt"), ("data", "data/drawn.txt")])
+def test_another_file_in_a_folder_with_checkpoints_is_written(tmp_path, of_run, name):
+    """A folder with data and checkpoints is no run, without a configuration."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "data").mkdir()
+    (tmp_path / of_run).touch()
+    run("1f1b", *SIZE, "--out", tmp_path / name)
+    assert (tmp_path / name).exists()
 
 
 def test_chunks_may_be_the_schedules_own_number():

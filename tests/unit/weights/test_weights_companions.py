@@ -86,7 +86,7 @@ def test_the_longest_text_is_a_number_or_not_said(config, length):
     assert length_of(config) == length
 
 
-def test_named_chat_templates_beside_a_tokenizer_come_along(tmp_path):
+def test_named_chat_templates_of_a_tokenizer_are_copied_with_it(tmp_path):
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ messages }}")
     (tmp_path / "merges.txt").write_text("a b")
@@ -95,7 +95,7 @@ def test_named_chat_templates_beside_a_tokenizer_come_along(tmp_path):
     assert set(files_of_tokenizer(tmp_path / "other.json", b"{}")) == {"tokenizer.json"}
 
 
-def test_what_cannot_be_read_beside_a_tokenizer_is_named(tmp_path):
+def test_a_file_of_a_tokenizer_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "merges.txt").mkdir()
     with pytest.raises(DataError, match=r"merges\.txt: .*; it belongs to the tokenizer beside it: make it a"):
         files_of_tokenizer(tmp_path / "tokenizer.json", b"{}")
