@@ -15,7 +15,7 @@ class Convention(NamedTuple):
     they count what isn't masked. max_allocated: its memory is what torch allocated at most.
     again: of products, the share that its selective recomputation repeats. kernel: of attention,
     one of KERNELS of a machine's file. padded: experts get a fixed number of rows. narrow_gathers:
-    in fp8 tp gathers fp8.
+    in fp8 tp and ZeRO gather fp8.
     """
 
     pattern: str
@@ -62,7 +62,7 @@ CONVENTIONS = (
     Convention(
         r"megatron-bridge|nemo", "NVIDIA-NeMo/Megatron-Bridge, performance recipes: none but "
         "where stated, gradients reduced in bf16; Transformer Engine takes cuDNN's attention on Hopper "
-        "and Blackwell, and gathers fp8",
+        "and Blackwell, and gathers fp8; training/mixed_precision.py: fp8_param_gather",
         recompute="none", tp_overlap=0.5, halved=True, kernel="cudnn", wire_bytes=2, narrow_gathers=True,
     ),
     Convention(
@@ -84,7 +84,7 @@ CONVENTIONS = (
     ),
     Convention(
         r"torchtitan", "pytorch/torchtitan, its benchmark page; selective: every second product "
-        "is kept; docs/float8.md: tp gathers fp8",
+        "is kept; docs/float8.md: tp gathers fp8, and FSDP may",
         zero=3,
         again=0.5,
         narrow_gathers=True,

@@ -45,7 +45,7 @@ class StepLayout(NamedTuple):
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
     "allgather", every token to all ranks. hides_dispatch: it travels under another microbatch's
     computation (arXiv:2412.19437, section 3.2.1).
-    narrow_gathers: with products in fp8, tp gathers fp8.
+    narrow_gathers: with products in fp8, tp and ZeRO gather fp8.
     regathers: a backward gathers the input of tp's products again instead of keeping it whole,
     where it can. context: of cp, as parallel.context. gather: of ZeRO-3's weights, as
     parallel.gather.
@@ -105,7 +105,7 @@ class StepLayout(NamedTuple):
 
     @property
     def gathers_fp8(self) -> bool:
-        """Whether what tp gathers for products is fp8."""
+        """Whether what is gathered for products, inputs by tp and weights by ZeRO, is fp8."""
         return self.narrow_gathers and self.compute == "fp8"
 
     @property

@@ -156,11 +156,11 @@ def test_predictions_of_the_example_keep_their_errors(report):
     assert dense["calibrated"] < dense["flop rate"]
     assert report["bars"]["dense bf16, systems of 8 rows or more"]["calibrated"] < 0.045
     experts = report["bars"]["experts and fp8, all systems"]
-    assert experts["gpu"] < 0.085 and experts["held back"] < 0.085 and experts["sustained"] < 0.095
+    assert experts["gpu"] < 0.07 and experts["held back"] < 0.07 and experts["sustained"] < 0.095
     for name, never, of_gpu in (("A100", 0.05, 0.05), ("H100", 0.13, 0.095)):
         found = report["machines"][f"NVIDIA {name} SXM 80GB"]
         assert found["sustained"] < never and found["gpu"] < of_gpu
-    assert 0.75 <= report["sustained_holds"]["share"] <= 0.87
+    assert 0.75 <= report["sustained_holds"]["share"] <= 0.85
     memory = next(each for each in report["memory"] if each["definition"] == "max allocated")
     assert memory["rows"] == 35 and memory["median"] < 0.04 and memory["p90"] < 0.07
     assert report["share_of_complete_rows_predicted"] >= 0.95
@@ -170,8 +170,8 @@ def test_predictions_of_the_example_keep_their_errors(report):
 def test_steps_that_nothing_was_chosen_with_are_predicted():
     unseen = json.loads(backtest(str(UNSEEN), as_json=True), parse_constant=refuse)
     experts = unseen["bars"]["experts and fp8, all systems"]
-    assert experts["systems"] == 14 and experts["sustained"] < 0.105 and experts["calibrated"] < 0.06
-    assert not unseen["refused"] and 0.75 <= unseen["sustained_holds"]["share"] <= 0.87
+    assert experts["systems"] == 14 and experts["sustained"] < 0.105 and experts["calibrated"] < 0.065
+    assert not unseen["refused"] and 0.75 <= unseen["sustained_holds"]["share"] <= 0.85
     rows = {row["id"] for row in csv.DictReader(EXAMPLE.read_text().splitlines())}
     assert rows.isdisjoint(row["id"] for row in csv.DictReader(UNSEEN.read_text().splitlines()))
 

@@ -36,7 +36,11 @@ from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import find_machine, known, machine_of, read_machine
 from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
-from mpitrain.plan.predict.step_time.stage_seconds import EXPOSED_WITHOUT_SPARE_CORE, weights_of_ranks
+from mpitrain.plan.predict.step_time.stage_seconds import (
+    EXPOSED_WITHOUT_SPARE_CORE,
+    state_seconds,
+    weights_of_ranks,
+)
 from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 from mpitrain.plan.predict.step_time.tiles import Tiles
 from mpitrain.plan.settings.resolve import resolve
@@ -292,10 +296,15 @@ def test_a_gather_of_fp8_has_half_the_bytes():
     model = public_model("llama3-70b")
     layout = StepLayout(64, 8192, 128, tp=8, compute="fp8", regathers=False)
     wide, narrow = (
-        step.predict_step(model, layout._replace(narrow_gathers=is_narrow), H100).exposed["tp"]
+        step.predict_step(model, layout._replace(narrow_gathers=is_narrow), H100).exposed
         for is_narrow in (False, True)
     )
-    assert narrow == pytest.approx(0.75 * wide, rel=0.02)
+    assert narrow["tp"] == pytest.approx(0.75 * wide["tp"], rel=0.02)
+    dense = weights_of_ranks(model, layout)[0]
+    (wide_s, _), (narrow_s, _) = (
+        state_seconds(layout._replace(narrow_gathers=is_narrow), H100, dense) for is_narrow in (False, True)
+    )
+    assert narrow_s == pytest.approx(0.5 * wide_s, rel=0.02)
 
 
 def test_a_product_has_the_rate_of_its_type():

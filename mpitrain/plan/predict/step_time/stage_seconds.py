@@ -304,7 +304,7 @@ def _of_state(
     for (axis, stride, shards), numel in zip(sharding, weights):
         shard = group_of(shards, stride, machine)
         copies = group_of(max(1, groups[axis].size // shards), stride * shards, machine)
-        gathered = seconds("all_gather", numel * layout.item, shard, machine)
+        gathered = seconds("all_gather", numel * (1 if layout.gathers_fp8 else layout.item), shard, machine)
         reduced = seconds("reduce_scatter", numel * layout.wire_bytes, shard, machine)
         reduced += seconds("all_reduce", numel * layout.wire_bytes // shards, copies, machine)
         found.append((gathered, reduced))
