@@ -5,7 +5,8 @@
 The last stage has a head over a large vocabulary. A traced run of ZB-H1 says what blocks and ends take;
 `auto` chooses with these times, and with 1F1B's memory or --memory-limit stashes. Then all take turns in one
 process a rank, step by step, in another order every time, so that what else the machine does meets all.
-A repeat's figure is the median of its steps; a ratio is to `auto`'s of the same repeat.
+A repeat's figure is its shortest step, as what else the machine does only adds; a ratio is to `auto`'s of
+the same repeat. The schedule that `auto` chose is among the named ones: its ratio is what can't be told.
 """
 
 import argparse
@@ -99,7 +100,7 @@ def names(arguments: argparse.Namespace) -> list[str]:
 
 
 def measured(world: MPI.Comm, arguments: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
-    """Return the median step of each repeat, of all candidates; `auto` is the first."""
+    """Return the shortest step of each repeat, of all candidates; `auto` is the first."""
     path = folder / "trace.json"
     traced(world, arguments, path)
     limit = f"pipeline.memory_limit={arguments.memory_limit or world.size}"
@@ -122,7 +123,7 @@ def measured(world: MPI.Comm, arguments: argparse.Namespace, folder: Path) -> di
                 label = candidates[number].name if number else f"auto: {candidates[0].name}"
                 steps.setdefault(label, []).append(candidates[number].seconds(1))
         for label, times in steps.items():
-            found.setdefault(label, []).append(statistics.median(times))
+            found.setdefault(label, []).append(min(times))
     for one in candidates:
         one.mesh.free()
     first = f"auto: {candidates[0].name}"

@@ -16,7 +16,7 @@ from mpitrain.schedules.families.zb_auto import planned
 from mpitrain.schedules.options import INPUT_SHARE, UNIT_TIMES, Options, StageTimes
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.played import Played, played
-from mpitrain.schedules.search.problem import ROUNDING, Problem, is_large, stage_costs
+from mpitrain.schedules.search.problem import ROUNDING, Problem, is_large, problem_of
 from mpitrain.schedules.search.timed_order import OrderedPlay, order_of
 from mpitrain.schedules.table import Table
 
@@ -96,7 +96,7 @@ def fastest(
         asked = options._replace(
             stage_times=stage_times_of(rank_of) if stage_times_of else options.stage_times
         )
-        problem = _problem(rank_of, num_microbatches, asked)
+        problem = problem_of(rank_of, num_microbatches, asked)
         if _is_left_out(name, problem, min((one.makespan for one in fits), default=inf)):
             continue
         taken = asked.only(catalog.FAMILIES[name].takes)
@@ -160,15 +160,6 @@ def _is_left_out(name: str, problem: Problem, makespan: float) -> bool:
     where = problem.where
     is_even = len(set(zip(where.forward, where.input, where.weight))) == 1
     return (is_below and is_even and not large) or makespan <= problem.bound * (1 + ROUNDING)
-
-
-def _problem(rank_of: tuple[int, ...], num_microbatches: int, options: Options) -> Problem:
-    where = stage_costs(rank_of, options.times or UNIT_TIMES, options.stage_times)
-    chunks = len(rank_of) // where.num_ranks
-    assert options.memory_limit is not None and options.weight_memory is not None
-    limit = options.memory_limit * chunks
-    copy = None if options.offload is None else options.offload / chunks
-    return Problem(where, num_microbatches, limit, options.weight_memory, options.recompute, copy)
 
 
 def _rank(problem: Problem, table: Table, options: Options) -> tuple[float, float, int, float] | None:

@@ -12,7 +12,7 @@ from mpitrain.schedules import catalog
 from mpitrain.schedules.auto_choice import StageTimesOf
 from mpitrain.schedules.options import INPUT_SHARE, Options, Times
 from mpitrain.schedules.played import PROVED_AT_ONCE, Played, played
-from mpitrain.schedules.search.problem import ROUNDING, Problem, stage_costs
+from mpitrain.schedules.search.problem import ROUNDING, problem_of
 from mpitrain.schedules.search_progress import Notify, SearchProgress
 
 MOST_LIMITS = 8  # that searches are asked with
@@ -37,35 +37,33 @@ class StepSize(NamedTuple):
 
     def built(self, name: str, limit: float | None) -> Played:
         """Build and play a schedule. Raises ScheduleError if it isn't defined for this size."""
-        takes = catalog.FAMILIES[name].takes
-        chunks = self.chunks if "chunks" in takes else None
+        _, asked = self._asked(name, limit)
+        options = asked.only(catalog.FAMILIES[name].takes)
+        table = catalog.build(name, self.num_ranks, self.num_microbatches, options)
+        most = PROVED_AT_ONCE // len(catalog.NAMES)
+        share = INPUT_SHARE if self.recompute is None else self.recompute
+        copy = self.offload or 0
+        return played(table, self.times, None, self.weight_memory, most, asked.stage_times, share, copy)
+
+    def bound(self, name: str, limit: float) -> float:
+        """Return what no order of a schedule's placement is shorter than within a limit."""
+        rank_of, asked = self._asked(name, limit)
+        return problem_of(rank_of, self.num_microbatches, asked).bound
+
+    def _asked(self, name: str, limit: float | None) -> tuple[tuple[int, ...], Options]:
+        """Return the ranks of a schedule's stages, and what is asked of it."""
+        chunks = self.chunks if name in catalog.LOOPED else None
         rank_of = catalog.placement(name, self.num_ranks, catalog.chunks_of(name, chunks))
-        stages = self.stage_times_of(rank_of) if self.stage_times_of else None
         options = Options(
             chunks,
             times=self.times,
-            stage_times=stages,
+            stage_times=self.stage_times_of(rank_of) if self.stage_times_of else None,
             memory_limit=limit,
             weight_memory=self.weight_memory,
             recompute=self.recompute,
             offload=self.offload,
-        ).only(takes)
-        table = catalog.build(name, self.num_ranks, self.num_microbatches, options)
-        most = PROVED_AT_ONCE // len(catalog.NAMES)
-        share = INPUT_SHARE if self.recompute is None else self.recompute
-        return played(table, self.times, None, self.weight_memory, most, stages, share, self.offload or 0)
-
-    def bound(self, name: str, limit: float) -> float:
-        """Return what no order of a schedule's placement is shorter than within a limit."""
-        rank_of = catalog.placement(
-            name, self.num_ranks, catalog.chunks_of(name, self.chunks if name in catalog.LOOPED else None)
         )
-        stages = self.stage_times_of(rank_of) if self.stage_times_of else None
-        costs = stage_costs(rank_of, self.times, stages)
-        chunks = len(rank_of) // self.num_ranks
-        limit *= chunks
-        copy = None if self.offload is None else self.offload / chunks
-        return Problem(costs, self.num_microbatches, limit, self.weight_memory, self.recompute, copy).bound
+        return rank_of, options
 
 
 class Point(NamedTuple):

@@ -82,11 +82,6 @@ V_AUTO = ScheduleFamily(v_auto, name="v-auto", takes=TAKES, placed="v")
 def _searched(name: str, num_ranks: int, num_microbatches: int, chunks: int, options: Options) -> Rows:
     require_searchable(name, num_ranks, num_microbatches)
     plan = planned(name, options, memory_limit=num_ranks)
-    if not plan.memory_limit >= 1:
-        raise ScheduleError(
-            f"{name}: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
-            "microbatch in flight; raise the limit"
-        )
     stages = options.stage_times
     if stages is not None and len(stages) != num_ranks * chunks:
         raise ScheduleError(

@@ -73,11 +73,6 @@ def zb_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[lis
     """
     require_searchable("zb-auto", num_ranks, num_microbatches)
     plan = planned("zb-auto", options, memory_limit=num_ranks)
-    if not plan.memory_limit >= 1:
-        raise ScheduleError(
-            f"zb-auto: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
-            "microbatch in flight; raise the limit"
-        )
     listener = Listener(options.notify)
     return list(map(list, _remembered(num_ranks, num_microbatches, plan, options.weight_memory, listener)))
 
@@ -100,16 +95,14 @@ def _remembered(
     for limit in dict.fromkeys((plan.memory_limit, *lower)):
         step = plan._replace(memory_limit=limit)
         tables.append(_published(num_ranks, num_microbatches, step, share, progress))
-    for family in (ONE_F_ONE_B, ZB_H1, ZB_H2):
-        rows = family.rows(num_ranks, num_microbatches, DEFAULTS)
-        tables += [rows] * (shortest(fits, [rows]) is not None)
-    return shortest_with_rules(fits, tables)
+    fixed = [family.rows(num_ranks, num_microbatches, DEFAULTS) for family in (ONE_F_ONE_B, ZB_H1, ZB_H2)]
+    return shortest_with_rules(fits, tables, fixed)
 
 
-def shortest_with_rules(problem: Problem, tables: list[Rows]) -> Rows:
-    """Return the shortest of tables that fit, and below 1F1B's memory of the orders by simple rules."""
+def shortest_with_rules(problem: Problem, tables: list[Rows], fixed: list[Rows]) -> Rows:
+    """Return the shortest of tables, of fixed ones that fit, and of simple rules' below 1F1B's memory."""
     unlimited = problem.within(inf)
-    best = shortest(unlimited, tables)
+    best = shortest(unlimited, [*tables, *(rows for rows in fixed if shortest(problem, [rows]))])
     usual = min(problem.where.num_ranks, problem.num_microbatches) * max(map(len, problem.stages))
     if problem.limit < usual - ROUNDING:
         plan = OrderedPlay(unlimited, order_of(best, split=False)).play() if best else None
@@ -148,7 +141,7 @@ def _published(
 def planned(name: str, options: Options, memory_limit: float) -> SearchPlan:
     """Fill in what a scheduler plans with, whole stashes if nothing else is said.
 
-    Raises ScheduleError for times and shares that can't be.
+    Raises ScheduleError for times, shares and limits that can't be.
     """
     times = Times(*(options.times or UNIT_TIMES))
     if not (all(time > 0 for time in times[:3]) and times.message >= 0):  # nan is neither
@@ -162,6 +155,11 @@ def planned(name: str, options: Options, memory_limit: float) -> SearchPlan:
             f"{name}: found {options.weight_memory} of a stash held between I and W, needed 0 to 1"
         )
     limit = memory_limit if options.memory_limit is None else options.memory_limit
+    if not limit >= 1:
+        raise ScheduleError(
+            f"{name}: found a memory limit of {limit} stashes, needed at least 1, a microbatch in flight; "
+            "raise the limit"
+        )
     return SearchPlan(times, limit, weight_memory)
 
 

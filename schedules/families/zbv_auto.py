@@ -14,7 +14,6 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_half import v_half, v_min
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
@@ -24,7 +23,7 @@ from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, Times
 from mpitrain.schedules.search.problem import Problem, stage_costs
-from mpitrain.schedules.search.timed_order import Rows, shortest
+from mpitrain.schedules.search.timed_order import Rows
 from mpitrain.schedules.search_progress import REMEMBERED, Listener, SearchProgress
 
 
@@ -54,11 +53,6 @@ def zbv_auto(num_ranks: int, num_microbatches: int, options: Options) -> list[li
     """
     require_searchable("zbv-auto", num_ranks, num_microbatches)
     plan = planned("zbv-auto", options, memory_limit=num_ranks)
-    if not plan.memory_limit >= 1:
-        raise ScheduleError(
-            f"zbv-auto: found a memory limit of {plan.memory_limit} stashes, needed at least 1, a "
-            "microbatch in flight; raise the limit"
-        )
     return [list(row) for row in _remembered(num_ranks, num_microbatches, plan, Listener(options.notify))]
 
 
@@ -79,10 +73,8 @@ def _remembered(num_ranks: int, num_microbatches: int, plan: SearchPlan, listene
         if limit >= 2 * min(num_ranks, num_microbatches):
             step = plan._replace(memory_limit=max(limit / 2, num_ranks))  # no rank ever holds more
             tables += _published(num_ranks, num_microbatches, step, progress)
-    for family in (zbv, v_half, v_min):
-        rows = family(num_ranks, num_microbatches, DEFAULTS)
-        tables += [rows] * (shortest(fits, [rows]) is not None)
-    return shortest_with_rules(fits, tables)
+    fixed = [rows(num_ranks, num_microbatches, DEFAULTS) for rows in (zbv, v_half, v_min)]
+    return shortest_with_rules(fits, tables, fixed)
 
 
 def zbv_orders(num_ranks: int, num_microbatches: int, options: Options) -> list[list[list[Action]]]:

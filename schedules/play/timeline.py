@@ -53,13 +53,6 @@ class Timeline:
         ranks = range(len(self.programs))
         return float(sum(map(self.idle, ranks)) / (self.makespan * len(ranks))) if self.makespan else 0.0
 
-    def bubble_rate(self) -> float:
-        """Return (span - ideal) / span, ideal being the longest time a rank computes
-        (arXiv:2401.10241, 5.3).
-        """
-        ideal = max(map(self.busy, range(len(self.programs))), default=0)
-        return float((self.span - ideal) / self.span) if self.span else 0.0
-
     def computations(self, rank: int) -> list[tuple[Action, float, float]]:
         """Return (action, start, end) of what a rank computes, in order."""
         row = zip(self.programs[rank], self.starts[rank], self.ends[rank])

@@ -5,7 +5,7 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple, TypeVar
 
-from mpitrain.schedules.options import StageTimes, Times
+from mpitrain.schedules.options import UNIT_TIMES, Options, StageTimes, Times
 
 _T = TypeVar("_T")
 ROUNDING = 1e-9  # sums of floats that differ by less are equal
@@ -278,3 +278,13 @@ class Problem:
         if held and not self.frees:
             fits = min(fits, int(self.limit / held + ROUNDING))
         return max(0, time - fits * max(cost[stage] for stage in stages))
+
+
+def problem_of(rank_of: tuple[int, ...], num_microbatches: int, options: Options) -> Problem:
+    """Return the step of a placement under a limit. options: of a rank's whole share of layers."""
+    chunks = len(rank_of) // (max(rank_of) + 1)
+    assert options.memory_limit is not None
+    late = 1 if options.weight_memory is None else options.weight_memory
+    copy = None if options.offload is None else options.offload / chunks
+    where = stage_costs(rank_of, options.times or UNIT_TIMES, options.stage_times)
+    return Problem(where, num_microbatches, options.memory_limit * chunks, late, options.recompute, copy)

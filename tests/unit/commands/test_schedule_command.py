@@ -280,7 +280,7 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["frontier", "--stages", "2"], "frontier: needs --stages and --microbatches"),
         (["frontier", *SIZE, "--memory-limit", "2"], "goes through all memory limits"),
         (["frontier", *SIZE, "--table", "x.txt"], "frontier writes no table"),
-        (["auto", *SIZE, "--memory-limit", "0.2"], "auto: found no schedule within 0.2 stashes"),
+        (["auto", *SIZE, "--memory-limit", "0.2"], "auto: found a memory limit of 0.2 stashes"),
         (["auto", "--stages", "2"], "needs --stages and --microbatches"),
         (
             ["compare", *SIZE, "--table", "x.txt"],

@@ -93,8 +93,7 @@ def test_of_makespans_within_the_error_the_one_with_fewest_messages_and_stashes_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (Options(memory_limit=0.5), "auto: found no schedule within 0.5 stashes on 4 ranks"),
-        (Options(chunks=7, memory_limit=0.9), "with 7 chunks; raise the memory limit"),
+        (Options(memory_limit=0.5), "auto: found a memory limit of 0.5 stashes, needed at least 1"),
         (Options(group=2), "auto: group has no effect on it"),
         (Options(times=Times(0, 1, 1, 0)), "auto: found times 0, 1, 1, 0, needed"),
     ],
@@ -102,6 +101,8 @@ def test_of_makespans_within_the_error_the_one_with_fewest_messages_and_stashes_
 def test_what_cannot_be_chosen_is_refused(options, message):
     with pytest.raises(ScheduleError, match=message):
         fastest(4, 8, options)
+    with pytest.raises(ScheduleError, match="found no schedule within 4 stashes on 4 ranks with 7 chunks"):
+        fastest(4, 8, Options(chunks=7), most_stages=10)
 
 
 # ---------------------------------------------------------------- stages that differ
