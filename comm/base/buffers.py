@@ -213,10 +213,10 @@ class Scratch:
         self._turns: list[ScratchTurn] = []
         self.most_bytes = 0  # that were lent, or kept for the next operation, at once
 
-    def take_turn(self, num_bytes: int, room: int = ROOM) -> ScratchTurn:
+    def take_turn(self, num_bytes: int) -> ScratchTurn:
         """Return the turn of an operation that takes so many bytes at once, when it is called."""
         self._turns = [turn for turn in self._turns if not turn.over]
-        turn = ScratchTurn(num_bytes, list(self._turns), room)
+        turn = ScratchTurn(num_bytes, list(self._turns), ROOM)
         self._turns.append(turn)
         return turn
 

@@ -85,7 +85,6 @@ def _in_turn(
     post: Callable[[], MPI.Request],
     num_bytes: int,
     axis: TransportAxis,
-    num_messages: int | None = None,
 ) -> Steps:
     """Post a collective, which sends `num_bytes`, after those whose operations were called before:
     one message to each other rank.
@@ -97,7 +96,7 @@ def _in_turn(
         request = post()
         turnstile.pass_on()
         axis.account.num_bytes += num_bytes
-        axis.account.messages += axis.size - 1 if num_messages is None else num_messages
+        axis.account.messages += axis.size - 1
         yield arrived([Posted(request, axis.ranks)])
 
     return steps()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mpitrain.training.machine.gpus import Gpus
 
 TIMEOUT_S = 60.0  # of one message
+REDUCED_BYTES = 16 << 20
+REPEATS = 7
 Line = tuple[str, str]  # name, finding
 
 MANY = {  # hundreds of ranks on one host, for a dry run
@@ -189,19 +191,19 @@ def launcher_options(vendor: str, ranks: int, cores: int) -> str:
     return MANY.get(vendor, "") if ranks > cores else ""
 
 
-def _bandwidth(mesh: "Mesh", num_bytes: int = 16 << 20, repeats: int = 7) -> str:
-    """Time an all-reduce of 16 MiB over all ranks."""
+def _bandwidth(mesh: "Mesh") -> str:
+    """Time an all-reduce over all ranks."""
     if mesh.size == 1:
         return "needs 2 ranks: mpirun -n 2 mpitrain doctor"
     from mpitrain.comm.collectives import all_reduce, barrier
 
-    x = np.zeros(num_bytes // 4, np.float32)
+    x = np.zeros(REDUCED_BYTES // 4, np.float32)
     times = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         barrier(mesh["world"]).wait()
         begin = time.perf_counter()
         all_reduce(x, mesh["world"]).wait()
         times.append(time.perf_counter() - begin)
     seconds = statistics.median(times)
-    speed = f"{seconds * 1e3:.1f} ms, {num_bytes / seconds / 1e9:.2f} GB/s of buffer"
-    return f"all-reduce of {num_bytes >> 20} MiB fp32 over {mesh.size} ranks: {speed}"
+    speed = f"{seconds * 1e3:.1f} ms, {REDUCED_BYTES / seconds / 1e9:.2f} GB/s of buffer"
+    return f"all-reduce of {REDUCED_BYTES >> 20} MiB fp32 over {mesh.size} ranks: {speed}"

@@ -10,7 +10,7 @@ from conftest import LONG
 from launch import MPITRAIN, mpirun, run_commands, tail
 
 from mpitrain.commands.plan.layout_sweep import two_keys
-from mpitrain.commands.plan.scaled_step import ScaledStep
+from mpitrain.commands.plan.sweep_layouts import ScaledStep
 from mpitrain.commands.plan.sweep_picture import heat_map, scaling_curves
 from mpitrain.errors import ConfigError
 

@@ -16,9 +16,9 @@ from mpitrain.comm.base.first_ranks import on_first_ranks
 from mpitrain.comm.base.world import World
 from mpitrain.commands.output_file import write
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
-from mpitrain.commands.plan.scaled_step import ScaledStep
 from mpitrain.commands.plan.sweep_layouts import (
     THERE_ARE,
+    ScaledStep,
     config_of,
     machine_name,
     number,

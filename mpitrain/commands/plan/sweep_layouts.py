@@ -7,7 +7,7 @@ import csv
 import io
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,27 @@ from mpitrain.training.run_plan import beginning
 
 MOST_BYTES = 1 << 18  # of a file of layouts
 MOST_LAYOUTS = 1_000
+
+
+class ScaledStep(NamedTuple):
+    """A step on the first `ranks` ranks.
+
+    typed: the layout as it was typed. layout: what it is there. batch: sequences. Times are seconds
+    of a step.
+    """
+
+    typed: str
+    ranks: int
+    layout: str
+    batch: int
+    measured_s: float
+    predicted_s: float
+    tokens_per_s: float
+    predicted_tokens_per_s: float
+    efficiency: float
+    predicted_efficiency: float
+    waiting_s: float
+    predicted_waiting_s: float
 
 
 def require_files(asked: SweepRequest) -> None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from mpitrain.commands.plan.scaled_step import ScaledStep
+from mpitrain.commands.plan.sweep_layouts import ScaledStep
 from mpitrain.commands.schedule.cells import COLOURS
 from mpitrain.inputs import rendered
 
