@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import xxhash
@@ -65,18 +64,6 @@ class Corpora:
     by_documents: bool
 
 
-class OpenedSamplers(NamedTuple):
-    """of_sources: what is held out of each source that has a sequence of it, by its number.
-
-    how: how validation was chosen.
-    """
-
-    train: Samplers
-    validation: SourceSampler | HeldOutMixture
-    of_sources: Mapping[int, SourceSampler]
-    how: str
-
-
 class PreparedCorpus:
     """The tokens in a run directory, by a configuration.
 
@@ -106,20 +93,9 @@ class PreparedCorpus:
 
     def corpora(self) -> Corpora:
         """Open what the run trains on and validates with."""
-        ends = open_ends(self._folder, self._config.data.read)
-        description = describe(self._folder)
-        opened = self._opened(description, ends)
-        of_sources = opened.of_sources if self._config.run.eval_sources else {}
-        return Corpora(
-            opened.train,
-            opened.validation,
-            _named(self._config.data.sources, of_sources),
-            description.content,
-            self._order,
-            self._config.data.separates,
-            opened.how,
-            bool(ends.size),
-        )
+        read = self._config.data.read
+        ends, unscored = open_ends(self._folder, read), open_unscored(self._folder, read)
+        return self.corpora_of(open_tokens(self._folder, read), ends, describe(self._folder), unscored)
 
     def find_copies(self) -> np.ndarray:
         """Return the documents that are copies of held-out ones; none for older runs."""
@@ -144,7 +120,7 @@ class PreparedCorpus:
         """Find copies, and plan the blocks of packed documents, unless an earlier start did; return both."""
         self.copies = self.find_copies()
         if self._config.data.documents == "packed":
-            self._opened(describe(self._folder), open_ends(self._folder, self._config.data.read))
+            self.corpora()  # each packed text is planned
         return self.copies, self._packs()
 
     def _packs(self) -> dict[int, PackCounts]:
@@ -163,10 +139,6 @@ class PreparedCorpus:
     def _pack_key(self, corpus: Description) -> str:
         return f"{corpus.content} {self._config.data.sequence} {BLOCK}"
 
-    def _opened(self, corpus: Description, ends: np.ndarray) -> "OpenedSamplers":
-        unscored = open_unscored(self._folder, self._config.data.read)
-        return self.samplers(open_tokens(self._folder, self._config.data.read), ends, corpus.tally, unscored)
-
     def keep(self) -> None:
         """Keep beside the tokens what the next start needn't find out: verified files, copies, packs.
 
@@ -179,12 +151,20 @@ class PreparedCorpus:
         if self.packs and len(self.packs) > self._num_kept:
             keep_numbers(self._folder, PACKED, self._pack_key(corpus), _in_numbers(self.packs))
 
-    def samplers(
-        self, tokens: Tokens, ends: np.ndarray, tally: ReadCounts, unscored: np.ndarray | None = None
-    ) -> "OpenedSamplers":
-        """Return the samplers of training and validation, and how validation was chosen."""
+    def corpora_of(
+        self, tokens: Tokens, ends: np.ndarray, corpus: Description, unscored: np.ndarray | None = None
+    ) -> Corpora:
+        """Return what the run trains on and validates with, of these tokens."""
         data = self._config.data
         seed = self._config.run.seed
+        tally = corpus.tally
+        made = partial(
+            Corpora,
+            digest=corpus.content,
+            order=self._order,
+            separate=data.separates,
+            by_documents=bool(ends.size),
+        )
         whole = self._split(len(tokens), ends, tally.training)
         parts = without(whole, ends, self.copies, data.sequence)
         converse = [SOURCES.find(kind).converse is not None for kind in data.kinds]
@@ -193,7 +173,7 @@ class PreparedCorpus:
             train = sampler_of(parts.train, converse[0], seed)
             validation = sampler_of(parts.validation, converse[0], None)
             how = parts.description + self._left_out([train, validation])
-            return OpenedSamplers(self._skipping(train), validation, {}, how)
+            return made(self._skipping(train), validation, {}, validation_description=how)
         places = _places(ends, tally)
         samplers = [
             sampler_of(within(parts.train, *place), converses, seed)
@@ -216,7 +196,9 @@ class PreparedCorpus:
         else:  # no source has a sequence of its own held out
             validation = sampler_of(parts.validation, all(converse), None)
         how = parts.description + self._left_out([*samplers, *of_sources.values()])
-        return OpenedSamplers(self._skipping(MixtureSampler(samplers, mixture)), validation, of_sources, how)
+        train = self._skipping(MixtureSampler(samplers, mixture))
+        named = _named(data.sources, of_sources if self._config.run.eval_sources else {})
+        return made(train, validation, named, validation_description=how)
 
     def _sampler(
         self,

@@ -294,7 +294,7 @@ class Opening:
                 )
             if ends.size:
                 separator(self.config.data, self.vocabulary)
-            train = prepared.samplers(tokens, ends, description.tally).train
+            train = prepared.corpora_of(tokens, ends, description).train
             require_same_past(newest, self.config, self.rundir.checkpoints, train)
 
         data = self.config.data
