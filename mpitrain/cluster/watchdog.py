@@ -134,6 +134,7 @@ class Watchdog:
     sure: whether a rank that is gone before all are known is the first: where launchers end a job,
     they kill the ranks of all its nodes.
     num_ranks: that the launcher has started on this node.
+    starter: the process id of the rank that has started it; it may be gone before it connects.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class Watchdog:
         console: Console | None = None,
         num_ranks: int = 1,
         launcher: LauncherProcess | None = None,
+        starter: int | None = None,
     ):
         self.phase = phase
         self.nodes = nodes or WatchdogNodes()
@@ -159,6 +161,7 @@ class Watchdog:
         # ASKING: answers are waited for no more.  Else when the next phase begins.
         self.deadline = 0.0
         self.first_by = time.monotonic() + CONNECT_S  # for a rank to come; passed when one did
+        self._starter = starter or os.getppid()
         # which rank has said that so many are here, and the descriptors it gave
         self.meeting: tuple[ConnectedRank, int, list[int]] | None = None
         self.doubted = HangReport("")  # of the rank that is gone while the watchdog is DOUBTING
@@ -217,6 +220,9 @@ class Watchdog:
             return now < self.deadline + COME_S
         if self.ended:
             return self.phase is not WatchdogPhase.KILLED or now < self.deadline
+        if os.getppid() != self._starter:
+            # the launcher waits for this process; a rank that comes later starts another
+            self.first_by = min(self.first_by, now + COME_S)
         return now < self.first_by
 
     def _act(self, now: float) -> None:
@@ -636,10 +642,10 @@ def _reason(status: int | None) -> str:
 def main() -> None:
     """Watch.
 
-    The arguments: Watchdog.sure and num_ranks, the descriptors of the listener and of the
+    The arguments: Watchdog.sure, num_ranks and starter, the descriptors of the listener and of the
     launcher's stderr, or -1, and those of a LauncherProcess.
     """
-    sure, num_ranks, listener, stderr, *launcher = map(int, sys.argv[1:])
+    sure, num_ranks, starter, listener, stderr, *launcher = map(int, sys.argv[1:])
     signal_when_parent_ends(signal.SIGCONT)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         # a scheduler sends them to every process; this one ends with its ranks
@@ -653,4 +659,5 @@ def main() -> None:
         num_ranks=num_ranks,
         console=Console(None if stderr < 0 else stderr),
         launcher=LauncherProcess.from_arguments(launcher),
+        starter=starter,
     ).run()

@@ -79,6 +79,7 @@ def start(address: str) -> bool:
         numbers = (
             int(sure),
             num_ranks_here(),
+            os.getpid(),
             listener.fileno(),
             -1 if console is None else console,
             *launcher.to_arguments(),

@@ -15,7 +15,7 @@ import pytest
 from conftest import LONG
 from launch import environment, patience
 
-from mpitrain.cluster import watchdog_rendezvous
+from mpitrain.cluster import watchdog, watchdog_rendezvous
 
 GONE = "in phase start, starting: the process is gone"
 RANK = """
@@ -83,6 +83,14 @@ class NodesJob:
             os.close(number)
 
 
+STARTER = """
+import os, signal
+from mpitrain.cluster import watchdog_rendezvous
+assert watchdog_rendezvous.start(f"\\0mpitrain-test-{os.getpid()}")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.fixture
 def job():
     found = NodesJob()
@@ -143,6 +151,16 @@ def test_nobody_waits_for_the_watchdog_of_ranks_that_left(job):
         rank.stdin.flush()
     assert [rank.stdout.read() for rank in job.ranks] == [b"", b""]
     assert job.said() == ""
+
+
+def test_nobody_waits_for_the_watchdog_of_a_rank_that_is_killed_before_it_connects():
+    """A launcher ends when nobody has the rank's output open any more: that took a minute."""
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    with subprocess.Popen([sys.executable, "-c", STARTER], **pipes) as rank:
+        assert rank.wait(patience(20)) == -signal.SIGKILL
+        begin_s = time.monotonic()
+        assert rank.stdout.read() == b""
+        assert time.monotonic() - begin_s < watchdog.CONNECT_S / 2
 
 
 def test_ranks_of_another_job_continue(job, node):
