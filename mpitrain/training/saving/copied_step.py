@@ -185,7 +185,8 @@ def _make_checkpoint(
     mine = _written_by(memory, nodes, copied)
 
     def begin() -> None:
-        _make_room(starts[copied.start], copied.step)
+        if copied.start in starts:  # else this node is new
+            _make_room(starts[copied.start], copied.step)
         save.begin(memory.own_folder, copied.step)
 
     def write() -> None:
