@@ -8,7 +8,7 @@ goes where a rank would wait anyway, or where memory is short. Whether to wait i
 in it, and all eight answers are tried.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import chain, count, product
 from math import inf
@@ -99,7 +99,7 @@ def _remembered(
     return shortest_with_rules(fits, tables, fixed)
 
 
-def shortest_with_rules(problem: Problem, tables: list[Rows], fixed: list[Rows]) -> Rows:
+def shortest_with_rules(problem: Problem, tables: Sequence[Rows], fixed: Sequence[Rows]) -> Rows:
     """Return the shortest of tables, of fixed ones that fit, and of simple rules' below 1F1B's memory."""
     unlimited = problem.within(inf)
     best = shortest(unlimited, [*tables, *(rows for rows in fixed if shortest(problem, [rows]))])
