@@ -31,8 +31,9 @@ MEASURED = """Two hosts of 4 ranks on two cores, 1 Gbit/s, MPICH 5.0.2:
     all_reduce                284              33.6              88              8.41        8.39    3.2
     reduce_scatter            138              16.8              46              4.21        4.19    3.0
     all_gather                135              16.8              35              4.21        4.19    3.8
+    broadcast                  68               8.4              74              8.40        8.39    0.9
 """
-OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather")
+OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 MIB = 8
 
 
@@ -50,8 +51,10 @@ def started(operation: str, axis, x, out):
         return collectives.all_reduce(x, axis)
     if operation == "reduce_scatter":
         return collectives.reduce_scatter(x, axis, out[: len(x) // axis.size])
-    share = len(x) // axis.size
-    return collectives.all_gather(x[axis.rank * share :][:share], axis, out)
+    if operation == "all_gather":
+        share = len(x) // axis.size
+        return collectives.all_gather(x[axis.rank * share :][:share], axis, out)
+    return collectives.broadcast(x, axis)
 
 
 def ranks(repeats: int) -> None:

@@ -175,18 +175,23 @@ class Axis:
         self._tag = (self._tag + 1) % self.num_tags
         return self._tag
 
-    def transport(self, x: Array, *, pairs: bool = False) -> Transport:
+    def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
         """Choose the transport module for a buffer, by where it lies, its size, and what the user
         asked for.
 
         pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice
         can't depend on it: messages.
+        num_bytes: of all ranks, where each has a part of another size.
         """
-        return self.one_level(x, pairs=pairs) if self.nodes is None or pairs else levels
+        return self.one_level(x, pairs=pairs, num_bytes=num_bytes) if self.nodes is None or pairs else levels
 
-    def one_level(self, x: Array, *, pairs: bool = False) -> Transport:
+    def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
         """Choose the transport module for a buffer as if there were no nodes."""
-        return messages if on_device(x) else self.by_size(x.nbytes, pairs=pairs)
+        return (
+            messages
+            if on_device(x)
+            else self.by_size(x.nbytes if num_bytes is None else num_bytes, pairs=pairs)
+        )
 
     def by_size(self, num_bytes: int, *, pairs: bool = False) -> Transport:
         """Choose it for a buffer in host memory."""

@@ -2,13 +2,19 @@
 
     operation       each rank gives         what comes of it                   result of the Pending
     all_reduce      x [P]                   the sum of all x, in place         x, on all ranks
+    reduce          x [P], unchanged        the sum of all x                   out [P] on the root
     reduce_scatter  x [P], unchanged        its part of the sum of all x       out, its part of [P]
     all_gather      its part of [P]         all parts in order                 out [P], on all ranks
+    gather          its part of [P]         all parts in order                 out [P] on the root
+    scatter         the root: x [P]         its part of the root's x           out, its part of [P]
+    broadcast       the root: x [P]         the root's x, in place             None
     all_to_all      x, `size` equal parts   part r comes from rank r, and      out, as long as x
                                             goes to rank r
     all_to_all_v    x, parts of any length  the same                           out
     shift           x [P], unchanged        the x of the rank `distance` back  out [P]
     barrier         nothing                 every rank has started its own     None
+
+Where a root has the result, it is None elsewhere.
 
 MPI moves bytes; we add. All arithmetic is local, neighbours in pairs, so the bits of a result
 depend neither on the MPI, nor on the transport, nor on timing. Every operation is collective over
@@ -34,6 +40,7 @@ import numpy as np
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.base.buffers import (
     ALL,
+    NOTHING,
     Array,
     address,
     copy,
@@ -62,6 +69,22 @@ def all_reduce(x_P: Array, axis: Axis) -> Pending:
         given=ALL,
         result=x_P,
     )
+
+
+def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> Pending:
+    """Start summing `x_P` over `axis` on coordinate `root`.
+
+    The Pending's result is the sum there, and None elsewhere.
+
+    x_P: [P], left unchanged; summed as by all_reduce.
+    out: [P], on the root only, made if not given; it may be `x_P` itself.
+    """
+    x = flat(x_P, summed=True)
+    root = _root(root, axis, "reduce")
+    out = _on_root(out, x, len(x), axis, root, "reduce")
+    writes = [] if out is None else [out]
+
+    return axis.start(Reduce(axis, root).steps, "reduce", x.nbytes, reads=[x], writes=writes, result=out)
 
 
 def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
@@ -98,6 +121,67 @@ def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
     _require_length(shard, own.stop - own.start, "all_gather: the shard")
     copy(_apart(shard, out, out[own]), out[own])
     return axis.start(AllGather(axis).steps, "all_gather", out.nbytes, writes=[out], given=own, result=out)
+
+
+def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | None = None) -> Pending:
+    """Start collecting every rank's shard on coordinate `root`.
+
+    The Pending's result is the whole there, and None elsewhere.
+
+    length: P, alike on all ranks.
+    shard: the elements this rank owns of the P, left unchanged.
+    out: [P], on the root only, made if not given; `shard` may be its own part of it.
+    """
+    shard = flat(shard)
+    root = _root(root, axis, "gather")
+    length, own = _index(length, "gather: length"), _own(length, axis)
+    _require_length(shard, own.stop - own.start, "gather: the shard")
+    out = _on_root(out, shard, length, axis, root, "gather")
+    if out is not None:
+        shard = _apart(shard, out, out[own])
+    num_bytes = length * shard.dtype.itemsize
+    writes = [] if out is None else [out]
+
+    operation = PartGather(axis, num_bytes, length, root)
+    return axis.start(operation.steps, "gather", num_bytes, reads=[shard], writes=writes, result=out)
+
+
+def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 0) -> Pending:
+    """Start sending each rank the part it owns of the `x_P` of coordinate `root`.
+
+    The Pending's result is that part, in `out`.
+
+    length: P, alike on all ranks.
+    x_P: [P], left unchanged; on the root only, and None elsewhere.
+    out: the elements this rank owns of the P; on the root it may be that very part of `x_P`.
+    """
+    out = flat(out, written=True)
+    root = _root(root, axis, "scatter")
+    length, own = _index(length, "scatter: length"), _own(length, axis)
+    _require_length(out, own.stop - own.start, "scatter: the part")
+    if (x_P is None) == (axis.rank == root):
+        given, needed = ("None", "an array") if x_P is None else ("an array", "None")
+        raise DtypeError(
+            f"scatter: found {given} on coordinate {axis.rank}, root {root}; needed {needed}: only the root "
+            "gives one"
+        )
+    reads = [] if x_P is None else [flat(x_P)]
+    for x in reads:
+        _require_length(x, length, "scatter: the input")
+        same_kind(x, out)
+    reads = [x if address(out) == address(x[own]) else _apart(x, out, None) for x in reads]
+    num_bytes = length * out.dtype.itemsize
+
+    operation = PartScatter(axis, num_bytes, length, root)
+    return axis.start(operation.steps, "scatter", num_bytes, reads=reads, writes=[out], result=out)
+
+
+def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
+    """Start sending `x_P` of coordinate `root` to all ranks of `axis`, in place; return a Pending."""
+    x = flat(x_P, written=True)
+    root = _root(root, axis, "broadcast")
+    given = ALL if axis.rank == root else NOTHING
+    return axis.start(Broadcast(axis, root).steps, "broadcast", x.nbytes, writes=[x], given=given)
 
 
 def all_to_all(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
@@ -190,6 +274,20 @@ class AllReduce(NamedTuple):
         return self.axis.transport(x).all_reduce(x, self.axis)
 
 
+class Reduce(NamedTuple):
+    """A sum over an axis, on one rank."""
+
+    axis: Axis
+    root: int
+
+    def steps(self, x: Array, out: Array | None = None) -> Steps:
+        if out is None or not _in_the_way(x, out, x):
+            return self.axis.transport(x).reduce(x, out, self.root, self.axis)
+        received = empty_like(out, len(out))
+        steps = self.axis.transport(x).reduce(x, received, self.root, self.axis)
+        return chain(steps, messages.copied_later(received, out))
+
+
 class ReduceScatter(NamedTuple):
     """A sum over an axis, of which each rank gets the part it owns."""
 
@@ -211,6 +309,45 @@ class AllGather(NamedTuple):
 
     def steps(self, out: Array) -> Steps:
         return self.axis.transport(out).all_gather(out, self.axis)
+
+
+class PartGather(NamedTuple):
+    """All parts, on one rank."""
+
+    axis: Axis
+    num_bytes: int
+    length: int
+    root: int
+
+    def steps(self, shard: Array, out: Array | None = None) -> Steps:
+        transport = self.axis.transport(shard, num_bytes=self.num_bytes)
+        return transport.gather(shard, out, self.length, self.root, self.axis)
+
+
+class PartScatter(NamedTuple):
+    """The parts of one rank, to those that own them."""
+
+    axis: Axis
+    num_bytes: int
+    length: int
+    root: int
+
+    def steps(self, *buffers: Array) -> Steps:
+        """buffers: on the root what is read, and on all ranks what is written."""
+        *given, out = buffers
+        x = given[0] if given else None
+        transport = self.axis.transport(out, num_bytes=self.num_bytes)
+        return transport.scatter(x, out, self.length, self.root, self.axis)
+
+
+class Broadcast(NamedTuple):
+    """The buffer of one rank, on all."""
+
+    axis: Axis
+    root: int
+
+    def steps(self, x: Array) -> Steps:
+        return self.axis.transport(x).broadcast(x, self.root, self.axis)
 
 
 class PartExchange(NamedTuple):
@@ -270,12 +407,34 @@ def _own(length: int, axis: Axis) -> slice:
     return slice(begin, end)
 
 
+def _on_root(out: Array | None, like: Array, length: int, axis: Axis, root: int, what: str) -> Array | None:
+    """Return where the result goes: on the root `out`, or what is made for it, and None elsewhere."""
+    if axis.rank != root:
+        if out is not None:
+            raise DtypeError(
+                f"{what}: found an output on coordinate {axis.rank}; needed None: the result is on root "
+                f"{root} only"
+            )
+        return None
+    out = empty_like(like, length) if out is None else flat(out, written=True)
+    _require_length(out, length, f"{what}: the output")
+    same_kind(like, out)
+    return out
+
+
 def _index(value: SupportsIndex, what: str) -> int:
     """Return a whole number as an int."""
     try:
         return operator.index(value)
     except TypeError:
         raise DtypeError(f"{what}: found {value!r}, needed a whole number") from None
+
+
+def _root(root: int, axis: Axis, what: str) -> int:
+    root = _index(root, f"{what}: root")
+    if not 0 <= root < axis.size:
+        raise DtypeError(f"{what}: root {root} is not on axis {axis.name} of size {axis.size}")
+    return root
 
 
 def _apart(x: Array, out: Array, allowed: Array | None) -> Array:

@@ -36,6 +36,8 @@ from mpitrain.comm.tap import Tap
 from mpitrain.comm.transports.window import Budget
 from mpitrain.errors import MeshError
 
+TRANSPORTS = ("auto", "messages", "collectives", "shared")
+
 
 class Mesh:
     """All axes of this rank. Construction and free() are collective over `comm`, which stays the caller's.

@@ -5,8 +5,8 @@ communicators, a window of shared memory, or neither.
     nothing                        neither: the axis is coordinates only, like `dp` and `pp`, whose
                                    ranks meet on other axes
     any operation                  a communicator
-    two phases, by `collectives`   a second one, of all_reduce: each phase is matched for itself,
-                                   see comm/transports/mpi_collectives.py
+    two phases, by `collectives`   a second one, of all_reduce and reduce: each phase is matched for
+                                   itself, see comm/transports/mpi_collectives.py
     what reads the others' memory  a window, if the ranks share a node, by `shared`, and by `auto`
                                    if buffers can be large enough
 
@@ -25,8 +25,11 @@ WINDOW = HEADER + 2 * SLOT  # bytes of a rank
 # bytes from which the window beats messages between ranks of one node: see
 # benchmarks/collectives.py
 AUTO_SHARED = 1 << 15
-# of which each node sends a part only; read by transport `shared`, the others are messages there
-READING = frozenset({"all_reduce", "reduce_scatter", "all_gather"})
+# of which each node sends a part only
+SUMS_AND_GATHERS = frozenset({"all_reduce", "reduce_scatter", "all_gather", "reduce"})
+# by transport `shared`; the others are messages there
+READING = SUMS_AND_GATHERS | {"broadcast", "gather", "scatter"}
+TWO_PHASES = frozenset({"all_reduce", "reduce"})
 
 
 class AxisOperations(NamedTuple):
@@ -42,7 +45,7 @@ class AxisOperations(NamedTuple):
 
     def needs_second(self, transport: str) -> bool:
         """Tell whether an axis of several ranks needs a second communicator."""
-        return transport == "collectives" and "all_reduce" in self.operations
+        return transport == "collectives" and bool(TWO_PHASES & self.operations)
 
     def needs_window(self, transport: str) -> bool:
         """Tell whether an axis of several ranks of one node needs a window."""

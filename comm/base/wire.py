@@ -12,9 +12,16 @@ them this rank's shard (grid.split):
     all_to_all      N (n-1)/n        parts of equal size; all_to_all_v: N, the own part isn't
                                      counted
     shift, send     N                receive, barrier: 0
+    scatter         N - S on the root, else 0
+    gather          0 on the root, else S
+    reduce          N - S, and S unless it is the root; `messages` up to SMALL bytes: 0 on the root,
+                    else N
+    broadcast       N (n-1) over all ranks; `messages` down a tree: N to each of a rank's log2(n)
+                    children at most
 
 `shared` reads instead, as many bytes: S (n-1) to reduce, N - S to gather. It exchanges and shifts
-by messages; `collectives` exchanges so.
+by messages; `collectives` exchanges so. What the root sends there, the others read, and the other
+way round.
 
 In two levels (comm/transports/levels.py), m ranks on each of k nodes: the bytes of each phase by
 the formulas for its axis. Of an all-reduce a node sends 2 N (k-1)/k across in all, in one level
@@ -34,6 +41,7 @@ LEAST = 1 << 16  # bytes of a message in it, or more
 ROUNDS = 2  # of a sum that are under way
 ALIGNED = 64  # bytes: where arrays begin in memory that several share
 ROOM = 4 * ROUND  # bytes of rounds that are under way on an axis, or those of one sum
+WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 # bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of
 # log2(size) messages
 SMALL = 1 << 13
@@ -107,11 +115,13 @@ def sent_bytes(
     *,
     itemsize: int = 1,
     transport: str = "messages",
+    root: int = 0,
 ) -> int:
     """Return the bytes that coordinate `rank` of an axis of `size` ranks sends, or reads, for a
     buffer of `num_bytes`.
 
     itemsize: bytes per element, which no shard divides.
+    root: of an operation that has one.
     """
     if operation in ("shift", "send", "all_to_all_v"):
         return num_bytes * (size > 1)
@@ -125,11 +135,41 @@ def sent_bytes(
     shard = (end - begin) * itemsize
     to_reduce = num_bytes - shard
     to_gather = shard * (size - 1)
+    if operation in WITH_ROOT:
+        return _sent_with_root(operation, num_bytes, size, rank, root, shard, transport)
     if transport == "shared":
         to_reduce, to_gather = to_gather, to_reduce
     return {"reduce_scatter": to_reduce, "all_gather": to_gather, "all_reduce": to_reduce + to_gather}[
         operation
     ]
+
+
+def _sent_with_root(
+    operation: str, num_bytes: int, size: int, rank: int, root: int, shard: int, transport: str
+) -> int:
+    """Return the bytes that a rank sends or reads of an operation with a root; shard: the bytes of
+    its part.
+    """
+    is_root = rank == root
+    reads = transport == "shared"
+    if operation == "broadcast":
+        if transport == "messages":
+            return num_bytes * _children(size, (rank - root) % size)
+        return num_bytes * (not is_root if reads else (size - 1) * is_root)
+    to_root = (num_bytes - shard) * is_root if reads else shard * (not is_root)
+    if operation == "gather":
+        return to_root
+    if operation == "scatter":
+        return shard * (not is_root) if reads else (num_bytes - shard) * is_root
+    if transport == "messages" and num_bytes <= SMALL:
+        return num_bytes * (not is_root)
+    return to_root + (shard * (size - 1) if reads else num_bytes - shard)
+
+
+def _children(size: int, place: int) -> int:
+    """Return to how many ranks the one at a place of the tree of a broadcast sends; the root's place is 0."""
+    reach = place & -place if place else 1 << (size - 1).bit_length()
+    return sum(place + (1 << k) < size for k in range(reach.bit_length() - 1))
 
 
 def sent_messages(
@@ -140,6 +180,7 @@ def sent_messages(
     *,
     itemsize: int = 1,
     transport: str = "messages",
+    root: int = 0,
     in_rounds: bool = True,
 ) -> int:
     """Return how many messages coordinate `rank` of an axis of `size` ranks sends for a buffer of
@@ -150,10 +191,10 @@ def sent_messages(
     """
     if size == 1 or operation == "receive" or (transport == "shared" and operation in READING):
         return 0
-    if transport == "collectives" and operation in (*READING, "shift"):
-        return (size - 1) * (2 if operation == "all_reduce" else 1)
+    if transport == "collectives" and operation in (*WITH_ROOT, *READING, "shift"):
+        return _sent_by_mpi(operation, size, is_root=rank == root)
     length = num_bytes // itemsize
-    parts = _parts(operation, num_bytes, size, rank, itemsize)
+    parts = _parts(operation, num_bytes, size, rank, itemsize, root)
     # the first so many
     of_sum = size - 1 if in_rounds and _sums_in_parts(operation, num_bytes) else 0
     rounds = rounds_of(length, size, itemsize)
@@ -161,12 +202,20 @@ def sent_messages(
     return sum(len(pieces(part)) for part in (*in_round, *parts[of_sum:]))
 
 
+def _sent_by_mpi(operation: str, size: int, *, is_root: bool) -> int:
+    """Return how many messages a rank sends at least in one of MPI's collectives."""
+    if operation in WITH_ROOT:
+        to_root = int(not is_root)
+        return {"gather": to_root, "reduce": size - 1 + to_root}.get(operation, (size - 1) * is_root)
+    return (size - 1) * (2 if operation == "all_reduce" else 1)
+
+
 def _sums_in_parts(operation: str, num_bytes: int) -> bool:
     """Whether ranks send one another parts of a buffer to sum."""
-    return operation == "reduce_scatter" or (operation == "all_reduce" and num_bytes > SMALL)
+    return operation == "reduce_scatter" or (operation in ("all_reduce", "reduce") and num_bytes > SMALL)
 
 
-def _parts(operation: str, num_bytes: int, size: int, rank: int, itemsize: int) -> list[int]:
+def _parts(operation: str, num_bytes: int, size: int, rank: int, itemsize: int, root: int) -> list[int]:
     """Return the bytes of each part that a rank sends by `messages`.
 
     Of an all_to_all_v, if it sends as much to each.
@@ -179,10 +228,22 @@ def _parts(operation: str, num_bytes: int, size: int, rank: int, itemsize: int) 
         return [num_bytes // size] * (size - 1)
     if operation == "all_to_all_v":
         return _lengths(num_bytes, size - 1)
+    if operation == "broadcast":
+        return [num_bytes] * _children(size, (rank - root) % size)
     shards = [length * itemsize for length in _lengths(num_bytes // itemsize, size)]
+    if operation in WITH_ROOT:
+        return _parts_with_root(operation, num_bytes, shards, rank, root)
     to_reduce = [] if operation == "all_gather" else shards[:rank] + shards[rank + 1 :]
     to_gather = [] if operation == "reduce_scatter" else [shards[rank]] * (size - 1)
     return to_reduce + to_gather
+
+
+def _parts_with_root(operation: str, num_bytes: int, shards: list[int], rank: int, root: int) -> list[int]:
+    others = shards[:rank] + shards[rank + 1 :]
+    to_root = [shards[rank]] * (rank != root)
+    if operation == "reduce" and num_bytes <= SMALL:
+        return [num_bytes] * (rank != root)
+    return {"gather": to_root, "scatter": others * (rank == root), "reduce": others + to_root}[operation]
 
 
 def _lengths(length: int, size: int) -> list[int]:
@@ -195,12 +256,14 @@ class Phase(NamedTuple):
 
     far: over nodes.
     itemsize: of an element of its buffer.
+    root: on its axis.
     """
 
     far: bool
     operation: str
     num_bytes: int
     itemsize: int
+    root: int = 0
 
 
 def phases(
@@ -211,13 +274,14 @@ def phases(
     *,
     itemsize: int,
     narrow: bool,
+    root: int = 0,
 ) -> list[Phase] | None:
     """Return what an operation in two levels consists of; None: it goes in one.
 
     near, far: (coordinate, size) on both axes.
     narrow: elements are 16-bit floats, which are summed in fp32.
     """
-    levels = _TwoLevels(num_bytes, near, far, itemsize, narrow)
+    levels = _TwoLevels(num_bytes, near, far, itemsize, narrow, root)
     in_levels = _IN_TWO_LEVELS.get(operation)
     return None if in_levels is None else in_levels(levels)
 
@@ -234,6 +298,7 @@ class _TwoLevels:
     far: tuple[int, int]
     itemsize: int
     narrow: bool
+    root: int
 
     def all_reduce(self) -> list[Phase] | None:
         if not self._sums:
@@ -247,6 +312,18 @@ class _TwoLevels:
             Phase(True, "all_gather", self._shard_length * self.itemsize, self.itemsize),
             self._within("all_gather"),
         ]
+
+    def reduce(self) -> list[Phase] | None:
+        if not self._sums or self.num_bytes <= SMALL:
+            return None
+        node, place = self._node_and_place_of_root
+        to_node = [self._within("reduce_scatter"), self._summed_across("reduce", node)]
+        return to_node + [self._within("gather", place)] * (self.far[0] == node)
+
+    def broadcast(self) -> list[Phase]:
+        node, place = self._node_and_place_of_root
+        across = [Phase(True, "broadcast", self.num_bytes, self.itemsize, node)] * (self.near[0] == place)
+        return [*across, self._within("broadcast", place)]
 
     def reduce_scatter(self) -> list[Phase] | None:
         if not self._sums or not self._even:
@@ -287,18 +364,24 @@ class _TwoLevels:
         place, num_near = self.near
         return _lengths(self.num_bytes // self.itemsize, num_near)[place]
 
-    def _within(self, operation: str) -> Phase:
-        """Return a phase of the whole buffer inside the node."""
-        return Phase(False, operation, self.num_bytes, self.itemsize)
+    @property
+    def _node_and_place_of_root(self) -> tuple[int, int]:
+        return divmod(self.root, self.near[1])
 
-    def _summed_across(self, operation: str) -> Phase:
+    def _within(self, operation: str, root: int = 0) -> Phase:
+        """Return a phase of the whole buffer inside the node."""
+        return Phase(False, operation, self.num_bytes, self.itemsize, root)
+
+    def _summed_across(self, operation: str, root: int = 0) -> Phase:
         """Return a phase that sums the shard over nodes, 16-bit floats in fp32."""
         width = 4 if self.narrow else self.itemsize
-        return Phase(True, operation, self._shard_length * width, width)
+        return Phase(True, operation, self._shard_length * width, width, root)
 
 
 _IN_TWO_LEVELS: dict[str, Callable[[_TwoLevels], list[Phase] | None]] = {
     "all_reduce": _TwoLevels.all_reduce,
+    "reduce": _TwoLevels.reduce,
+    "broadcast": _TwoLevels.broadcast,
     "reduce_scatter": _TwoLevels.reduce_scatter,
     "all_gather": _TwoLevels.all_gather,
 }

@@ -10,9 +10,12 @@ Each byte crosses once for each node.
     reduce_scatter  near: each rank adds up, for every node, what the rank with its place there will
                     own; far: reduce-scatter of these
     all_gather      far: the own shard, to the ranks with the same place; near: what each has then
+    broadcast       far: from the root to its place on every node; near: from there
+    reduce          near: reduce-scatter; far: reduce of the shard, to the root's node; near, there:
+                    gather
 
 An all-to-all stays in one level: in two it sends as many bytes across, and was not faster for parts
-of 16 B to 8 KB on 2 hosts of 4 ranks. Bits are
+of 16 B to 8 KB on 2 hosts of 4 ranks. So do gather and scatter: each byte has one way. Bits are
 those of one level: neighbours are summed in pairs, so where a node has a power of two of ranks its
 sum is a branch of the tree; otherwise sums go in one level. 16-bit floats stay in fp32 between the
 levels and are rounded once. Whatever doesn't divide into equal shards goes in one level.
@@ -24,8 +27,8 @@ memory is constant (comm/base/sorting.py): so much of every shard goes through i
 
 from itertools import chain
 
-from mpitrain.comm.base.axis_operations import READING, AxisOperations
-from mpitrain.comm.base.buffers import Array, copy, is_narrow, widened_like
+from mpitrain.comm.base.axis_operations import READING, SUMS_AND_GATHERS, AxisOperations
+from mpitrain.comm.base.buffers import Array, copy, empty_like, is_narrow, widened_like
 from mpitrain.comm.base.nodes import Nodes
 from mpitrain.comm.base.wire import SMALL, sorted_rounds
 from mpitrain.comm.device.staging import settled
@@ -36,8 +39,10 @@ from mpitrain.comm.transports.protocol import TransportAxis
 
 def carried_near_and_far(carried: AxisOperations) -> AxisOperations:
     """Return what each level carries for an axis that carries this."""
-    parts = READING if carried.operations & READING else frozenset()
-    return AxisOperations(parts, carried.most_bytes)
+    parts = {"all_reduce", "reduce_scatter", "all_gather"} if carried.operations & SUMS_AND_GATHERS else set()
+    if "reduce" in carried.operations:
+        parts |= {"gather"}
+    return AxisOperations(frozenset(parts | carried.operations & READING), carried.most_bytes)
 
 
 def _levels(axis: TransportAxis) -> tuple[Nodes, TransportAxis, TransportAxis]:
@@ -133,6 +138,42 @@ def _gathered(out: Array, part: slice, axis: TransportAxis) -> Steps:
         turn.over = True
 
     return steps()
+
+
+def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
+    """Send the `x` of `root` to all others."""
+    _, near, far = _levels(axis)
+    node, place = divmod(root, near.size)
+    first = far.transport(x).broadcast(x, node, far) if near.rank == place else iter(())
+    return chain(first, near.transport(x).broadcast(x, place, near))
+
+
+def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
+    """Write the sum of `x` over the axis to `out` of `root`."""
+    nodes, near, far = _levels(axis)
+    narrow = is_narrow(x)
+    if not nodes.sums or x.nbytes <= SMALL:
+        return axis.one_level(x).reduce(x, out, root, axis)
+    node, place = divmod(root, near.size)
+    length = len(messages.own_shard(x, near))
+    part = widened_like(x, length) if narrow else empty_like(x, length)
+    summed = part if far.rank == node else None
+    levels = chain(_reduce_scatter(x, part, near), far.transport(part).reduce(part, summed, node, far))
+    if far.rank != node:
+        return levels
+    last = empty_like(x, length) if out is None else messages.own_shard(out, near)
+    gathered = near.transport(x).gather(last, out, len(x), place, near)
+    return chain(levels, messages.copied_later(part, last), gathered)
+
+
+def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Collect every rank's part in `out` of `root`: each byte has one way."""
+    return axis.one_level(part, num_bytes=length * part.dtype.itemsize).gather(part, out, length, root, axis)
+
+
+def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Send every rank its part of the `x` of `root`: each byte has one way."""
+    return axis.one_level(out, num_bytes=length * out.dtype.itemsize).scatter(x, out, length, root, axis)
 
 
 def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis) -> Steps:

@@ -3,7 +3,8 @@
 Works for host buffers and, under a CUDA-aware MPI, for device buffers.
 
 Every operation has its own tag, taken when it is called, so operations overtake one another freely.
-Large buffers go pairwise, small ones in log2(size) rounds (Bruck et al. 1997, for all-gather).
+Large buffers go pairwise, small ones in log2(size) rounds (Bruck et al. 1997, for all-gather),
+broadcasts down a binomial tree. What is for one rank goes to it straight.
 """
 
 from collections import deque
@@ -224,7 +225,112 @@ def _gather_and_sum(x: Array, axis: TransportAxis, tag: int) -> Steps:
     sum_in_order([received[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))], x)
 
 
+def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
+    """Send the `x` of `root` to all others, down a binomial tree.
+
+    Rank r (counted from the root) hears from r minus its lowest bit.
+    """
+    return _broadcast(x, root, axis, axis.next_tag())
+
+
+def _broadcast(x: Array, root: int, axis: TransportAxis, tag: int) -> Steps:
+    size = axis.size
+    me = (axis.rank - root) % axis.size
+    reach = me & -me if me else 1 << (size - 1).bit_length()
+    yield from settled(x, axis)
+    if me:
+        yield arrived(receive(axis, x, (me - reach + root) % size, tag))
+    requests = []
+    while reach := reach // 2:
+        if me + reach < size:
+            requests += send(axis, x, (me + reach + root) % size, tag)
+    yield arrived(requests)
+
+
+def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
+    """Write the sum of `x` over the axis to `out` of `root`: by reduce-scatter and gather, or for
+    small `x` one gather and a sum.
+    """
+    if x.nbytes <= SMALL:
+        return _gather_and_sum_at(x, out, root, axis, axis.next_tag())
+    part, memory = part_for(x, out, axis)
+    return chain(
+        reduce_scatter(x, part, axis), gather(part, out, len(x), root, axis), given_back(memory, axis)
+    )
+
+
+def part_for(x: Array, out: Array | None, axis: TransportAxis) -> tuple[Array, np.ndarray | None]:
+    """Return where this rank's part of a sum goes.
+
+    Its place in `out`, or where there is none, lent memory; and what to give back.
+    """
+    own = own_shard(x, axis)
+    return axis.scratch.lend(x, len(own)) if out is None else (own_shard(out, axis), None)
+
+
 def given_back(memory: np.ndarray | None, axis: TransportAxis) -> Steps:
     """Give lent memory back, when the steps before are over."""
     axis.scratch.give_back(memory)
     yield from ()
+
+
+def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis: TransportAxis, tag: int) -> Steps:
+    """Send every rank's `x` to `root`, which sums them in axis order."""
+    size = axis.size
+    me = axis.rank
+    length = len(x)
+    yield from settled(x, axis)
+    if me != root:
+        yield arrived(send(axis, x, root, tag))
+        return
+    received = empty_like(x, size * length)
+    yield from settled(received, axis)
+    parts = [x if rank == me else received[rank * length : (rank + 1) * length] for rank in range(size)]
+    yield arrived(
+        [posted for rank in range(size) if rank != me for posted in receive(axis, parts[rank], rank, tag)]
+    )
+    sum_in_order(parts, out)
+
+
+def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Collect every rank's part of `length` elements in `out` of `root`."""
+    return _gather(part, out, length, root, axis, axis.next_tag())
+
+
+def _gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis, tag: int) -> Steps:
+    size = axis.size
+    me = axis.rank
+    if me != root:
+        yield from settled(part, axis)
+        yield arrived(send(axis, part, root, tag))
+        return
+    bounds = split(length, size)
+    assert out is not None  # on the root
+    copy(part, out[bounds[me] : bounds[me + 1]])
+    yield from settled(out, axis)
+    requests = []
+    for rank in ((me + shift) % size for shift in range(1, size)):
+        requests += receive(axis, out[bounds[rank] : bounds[rank + 1]], rank, tag)
+    yield arrived(requests)
+
+
+def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Send every rank its part of the `length` elements in `x` of `root`."""
+    return _scatter(x, out, length, root, axis, axis.next_tag())
+
+
+def _scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis, tag: int) -> Steps:
+    size = axis.size
+    me = axis.rank
+    if me != root:
+        yield from settled(out, axis)
+        yield arrived(receive(axis, out, root, tag))
+        return
+    assert x is not None  # on the root
+    yield from settled(x, axis)
+    bounds = split(length, size)
+    requests = []
+    for rank in ((me + shift) % size for shift in range(1, size)):
+        requests += send(axis, x[bounds[rank] : bounds[rank + 1]], rank, tag)
+    copy(x[bounds[me] : bounds[me + 1]], out)
+    yield arrived(requests)

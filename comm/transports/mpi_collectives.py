@@ -7,7 +7,8 @@ data is there, and the second phase of an all-reduce when the first is complete,
 from rank to rank. So both have a communicator and a turnstile of their own, which they pass in the
 order in which their operations were started.
 
-MPI chooses the way of a gather; counted as sent is what the others get from this rank.
+MPI chooses the way of a gather or a broadcast; counted as sent is what the others get from this
+rank.
 """
 
 from collections.abc import Callable
@@ -70,6 +71,53 @@ def all_reduce(x: Array, axis: TransportAxis) -> Steps:
     )
 
 
+def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
+    """Send the `x` of `root` to all others."""
+    others = (axis.size - 1) * (axis.rank == root)
+    return _in_turn(
+        axis.turnstile, lambda: axis.comm.Ibcast([raw(x), MPI.BYTE], root), x.nbytes * others, axis, others
+    )
+
+
+def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
+    """Write the sum of `x` over the axis to `out` of `root`: reduce-scatter and gather."""
+    part, memory = messages.part_for(x, out, axis)
+    gathered = _gather(part, out, root, axis, axis.second, axis.second_turnstile)
+    return chain(reduce_scatter(x, part, axis), gathered, messages.given_back(memory, axis))
+
+
+def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Collect every rank's part in `out` of `root`."""
+    return _gather(part, out, root, axis, axis.comm, axis.turnstile)
+
+
+def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Send every rank its part of the `x` of `root`."""
+    if axis.rank != root:
+        return _in_turn(
+            axis.turnstile, lambda: axis.comm.Iscatterv(None, [raw(out), MPI.BYTE], root), 0, axis, 0
+        )
+    assert x is not None  # on the root
+    blocks = _blocks(x, split(len(x), axis.size))
+    own = messages.own_shard(x, axis)
+    sent = x.nbytes - own.nbytes
+    post = lambda: axis.comm.Iscatterv(blocks, MPI.IN_PLACE, root)  # noqa: E731
+    return messages.copied(own, out, _in_turn(axis.turnstile, post, sent, axis))
+
+
+def _gather(
+    part: Array, out: Array | None, root: int, axis: TransportAxis, comm: MPI.Comm, turnstile: Turnstile
+) -> Steps:
+    if axis.rank != root:
+        return _in_turn(
+            turnstile, lambda: comm.Igatherv([raw(part), MPI.BYTE], None, root), part.nbytes, axis, 1
+        )
+    assert out is not None  # on the root
+    blocks = _blocks(out, split(len(out), axis.size))
+    steps = _in_turn(turnstile, lambda: comm.Igatherv(MPI.IN_PLACE, blocks, root), 0, axis, 0)
+    return messages.copied(part, messages.own_shard(out, axis), steps)
+
+
 def _all_gather(out: Array, axis: TransportAxis, comm: MPI.Comm, turnstile: Turnstile) -> Steps:
     blocks = _blocks(out, split(len(out), axis.size))
     return _in_turn(
@@ -85,6 +133,7 @@ def _in_turn(
     post: Callable[[], MPI.Request],
     num_bytes: int,
     axis: TransportAxis,
+    num_messages: int | None = None,
 ) -> Steps:
     """Post a collective, which sends `num_bytes`, after those whose operations were called before:
     one message to each other rank.
@@ -96,7 +145,7 @@ def _in_turn(
         request = post()
         turnstile.pass_on()
         axis.account.num_bytes += num_bytes
-        axis.account.messages += axis.size - 1
+        axis.account.messages += axis.size - 1 if num_messages is None else num_messages
         yield arrived([Posted(request, axis.ranks)])
 
     return steps()

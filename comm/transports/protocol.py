@@ -44,10 +44,10 @@ class TransportAxis(Protocol):
     def next_tag(self) -> int:
         """Return a tag for one operation."""
 
-    def transport(self, x: Array, *, pairs: bool = False) -> "Transport":
+    def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> "Transport":
         """Choose the transport for a buffer."""
 
-    def one_level(self, x: Array, *, pairs: bool = False) -> "Transport":
+    def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> "Transport":
         """Choose it as if there were no nodes."""
 
     def views(self, x: Array) -> list[Array] | None:
@@ -82,3 +82,15 @@ class Transport(Protocol):
 
     def all_reduce(self, x: Array, axis: TransportAxis) -> Steps:
         """Sum `x` in place over the axis."""
+
+    def broadcast(self, x: Array, root: int, axis: TransportAxis) -> Steps:
+        """Send the `x` of `root` to all others."""
+
+    def reduce(self, x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
+        """Write the sum of `x` over the axis to `out` of `root`."""
+
+    def gather(self, part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
+        """Collect every rank's part of `length` elements in `out` of `root`."""
+
+    def scatter(self, x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
+        """Send every rank its part of the `length` elements in `x` of `root`."""

@@ -126,6 +126,85 @@ def _all_gather(out: Array, axis: TransportAxis) -> Steps:
     yield from _through_slots(-(-longest // room), put, take, axis)
 
 
+def _gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Put every rank's part in its slots; only `root` takes them."""
+    bounds = split(length, axis.size)
+    slots = _window(axis).slots
+    room = SLOT // part.dtype.itemsize
+    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
+
+    def place(rank: int, half: int, num_elements: int) -> Array:
+        return typed_like(part, slots[rank][half][: num_elements * part.dtype.itemsize])
+
+    def put(piece: int, half: int) -> None:
+        if axis.rank != root:
+            mine = part[piece * room : (piece + 1) * room]
+            copy(mine, place(axis.rank, half, len(mine)))
+
+    def take(piece: int, half: int) -> None:
+        for rank in range(axis.size) if axis.rank == root else ():
+            if rank != root:
+                assert out is not None  # on the root
+                target = out[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
+                axis.account.num_bytes += target.nbytes
+                copy(place(rank, half, len(target)), target)
+
+    if axis.rank == root:
+        assert out is not None
+        copy(part, out[bounds[root] : bounds[root + 1]])
+    yield from _through_slots(-(-longest // room), put, take, axis)
+
+
+def _scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Put the others' parts in the slots of `root`; each rank takes its own."""
+    bounds = split(length, axis.size)
+    slot_of = _window(axis).slots[root]
+    room = SLOT // axis.size // out.dtype.itemsize  # elements of one rank's part in one slot
+    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
+
+    def place(rank: int, half: int, num_elements: int) -> Array:
+        memory = slot_of[half][rank * room * out.dtype.itemsize :]
+        return typed_like(out, memory[: num_elements * out.dtype.itemsize])
+
+    def put(piece: int, half: int) -> None:
+        for rank in range(axis.size) if axis.rank == root else ():
+            if rank != root:
+                assert x is not None  # on the root
+                source = x[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
+                copy(source, place(rank, half, len(source)))
+
+    def take(piece: int, half: int) -> None:
+        if axis.rank != root:
+            target = out[piece * room : (piece + 1) * room]
+            axis.account.num_bytes += target.nbytes
+            copy(place(axis.rank, half, len(target)), target)
+
+    if axis.rank == root:
+        assert x is not None
+        copy(x[bounds[root] : bounds[root + 1]], out)
+    yield from _through_slots(-(-longest // room), put, take, axis)
+
+
+def _broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
+    room = SLOT // x.dtype.itemsize
+
+    def place(piece: int, half: int) -> tuple[Array, Array]:
+        part = x[piece * room : (piece + 1) * room]
+        return part, typed_like(x, _window(axis).slots[root][half][: len(part) * x.dtype.itemsize])
+
+    def put(piece: int, half: int) -> None:
+        if axis.rank == root:
+            copy(*place(piece, half))
+
+    def take(piece: int, half: int) -> None:
+        if axis.rank != root:
+            target, source = place(piece, half)
+            axis.account.num_bytes += target.nbytes
+            copy(source, target)
+
+    yield from _through_slots(-(-len(x) // room), put, take, axis)
+
+
 def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the
     others' memory.
@@ -191,6 +270,42 @@ def _fetch_shards(views: list[Array], out: Array, axis: TransportAxis) -> None:
             part = out[bounds[rank] : bounds[rank + 1]]
             axis.account.num_bytes += part.nbytes
             copy(view[bounds[rank] : bounds[rank + 1]], part)
+
+
+def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
+    """Send the `x` of `root` to all others through the slots of `root`."""
+    return _in_turn(_broadcast(x, root, axis), axis)
+
+
+def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
+    """Write the sum of `x` over the axis to `out` of `root`.
+
+    Each rank adds up its shard, and `root` collects them.
+    """
+    return _in_turn(_reduce_steps(x, out, root, axis), axis)
+
+
+def _reduce_steps(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
+    views = axis.views(x)
+    part, memory = messages.part_for(x, out, axis)
+    if views is None:
+        yield from _reduce_scatter(x, part, axis)
+    else:
+        yield from _window(axis).handshake()
+        _sum_shard(views, part, axis)
+        yield from _window(axis).handshake()  # now nobody reads `x` any more
+    yield from _gather(part, out, len(x), root, axis)
+    axis.scratch.give_back(memory)
+
+
+def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Collect every rank's part of `length` elements in `out` of `root`."""
+    return _in_turn(_gather(part, out, length, root, axis), axis)
+
+
+def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
+    """Send every rank its part of the `length` elements in `x` of `root`."""
+    return _in_turn(_scatter(x, out, length, root, axis), axis)
 
 
 # counts that differ from pair to pair: no rank knows how many pieces there are in all

@@ -249,11 +249,64 @@ def reduce_scatter_in_place(case):
     return [(reduce_scatter(x, case.axis, case.shard(x)), x, expected)]
 
 
+def reduce(case):
+    from mpitrain.comm.collectives import reduce
+
+    root = int(case.random.integers(case.size))
+    x = case.buffer(case.values(case.me))
+    given = case.random.random() < 0.5  # drawn alike on all ranks
+    pending = reduce(x, case.axis, root, case.out(case.length) if given and case.me == root else None)
+    summed = [(pending, None, case.total())] if case.me == root else []
+    return [*summed, (pending, x, case.values(case.me))]
+
+
+def reduce_in_place(case):
+    from mpitrain.comm.collectives import reduce
+
+    root = int(case.random.integers(case.size))
+    x = case.buffer(case.values(case.me))
+    is_root = case.me == root
+    return [
+        (
+            reduce(x, case.axis, root, x if is_root else None),
+            x,
+            case.total() if is_root else case.values(case.me),
+        )
+    ]
+
+
+def gather(case):
+    from mpitrain.comm.collectives import gather
+
+    root = int(case.random.integers(case.size))
+    shard = case.buffer(case.shard(case.values(0)))
+    pending = gather(shard, case.axis, case.length, root)
+    whole = [(pending, None, case.values(0))] if case.me == root else []
+    return [*whole, (pending, shard, case.shard(case.values(0)))]
+
+
+def scatter(case):
+    from mpitrain.comm.collectives import scatter
+
+    root = int(case.random.integers(case.size))
+    expected = case.shard(case.values(0))
+    x = case.buffer(case.values(0)) if case.me == root else None
+    return [(scatter(x, case.axis, case.out(len(expected)), case.length, root), None, expected)]
+
+
 def all_gather(case):
     from mpitrain.comm.collectives import all_gather
 
     shard = case.buffer(case.shard(case.values(0)))
     return [(all_gather(shard, case.axis, case.out(case.length)), None, case.values(0))]
+
+
+def broadcast(case):
+    from mpitrain.comm.collectives import broadcast
+
+    root = int(case.random.integers(case.size))
+    x = case.buffer(case.values(case.me))
+    return [(broadcast(x, case.axis, root), x, case.values(root))]
 
 
 def all_to_all(case):
@@ -314,8 +367,9 @@ def barrier(case):
 
 
 OPERATIONS = [
-    all_reduce, reduce_scatter, reduce_scatter_in_place, all_gather, all_to_all, all_to_all_v, shift,
-    link, barrier,
+    all_reduce, reduce, reduce_in_place, reduce_scatter, reduce_scatter_in_place, all_gather, gather,
+    scatter, broadcast, all_to_all,
+    all_to_all_v, shift, link, barrier,
 ]  # fmt: skip
 
 
@@ -435,6 +489,22 @@ def test_only_what_is_read_is_carried_to_the_host_and_only_what_is_written_back(
         "all_reduce": (lambda: collectives.all_reduce(x, axis), n, n),
         "reduce_scatter": (lambda: collectives.reduce_scatter(x, axis, part), n, n // axis.size),
         "all_gather": (lambda: collectives.all_gather(shard, axis, out), n // axis.size, n),
+        "reduce": (
+            lambda: collectives.reduce(x, axis, 1, out if axis.rank == 1 else None),
+            n,
+            n if axis.rank == 1 else 0,
+        ),
+        "gather": (
+            lambda: collectives.gather(shard, axis, n, 1, out if axis.rank == 1 else None),
+            len(shard),
+            n * (axis.rank == 1),
+        ),
+        "scatter": (
+            lambda: collectives.scatter(x if axis.rank == 1 else None, axis, part, n, 1),
+            n * (axis.rank == 1),
+            len(part),
+        ),
+        "broadcast": (lambda: collectives.broadcast(x, axis, 1), n if axis.rank == 1 else 0, n),
         "all_to_all": (lambda: collectives.all_to_all(x, axis, out), n, n),
         "shift": (lambda: collectives.shift(x, axis, 1, out), n, n),
         "send": (lambda: setting.links.send("F", right, 0, x, right), n, 0),
@@ -517,6 +587,10 @@ def test_an_axis_of_one_rank_carries_nothing_to_the_host_and_has_nobody_wait_for
         "all_reduce": lambda: collectives.all_reduce(x, axis),
         "reduce_scatter": lambda: collectives.reduce_scatter(x, axis, out),
         "all_gather": lambda: collectives.all_gather(x, axis, out),
+        "reduce": lambda: collectives.reduce(x, axis, 0, out),
+        "gather": lambda: collectives.gather(x, axis, 40_000, 0, out),
+        "scatter": lambda: collectives.scatter(x, axis, out, 40_000),
+        "broadcast": lambda: collectives.broadcast(x, axis),
         "all_to_all": lambda: collectives.all_to_all(x, axis, out),
         "all_to_all_v": lambda: collectives.all_to_all_v(x, [40_000], [40_000], axis, out),
         "shift": lambda: collectives.shift(x, axis, 1, out),
@@ -645,8 +719,12 @@ def test_what_matches_an_operation_is_taken_by_a_plain_call():
         "all_reduce",
         "reduce_scatter",
         "all_gather",
+        "broadcast",
         "exchange",
         "shift",
+        "reduce",
+        "gather",
+        "scatter",
     )
     late = [
         (m.__name__, name)

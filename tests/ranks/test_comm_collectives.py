@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from conftest import WITH_LONG, agree
+from conftest import LONG, WITH_LONG, agree
 
 pytestmark = [pytest.mark.mpi, pytest.mark.few_ranks]
 
@@ -114,14 +114,7 @@ def test_reduce_scatter_gives_each_rank_its_shard_and_keeps_the_input(axis, dtyp
     agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
 
 
-def bits(x):
-    """Return the bytes of a tensor."""
-    import torch
-
-    return x.contiguous().view(torch.uint8).numpy().tobytes() if x.numel() else b""
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int8"])
 def test_all_gather_puts_every_shard_in_its_place(axis, dtype):
     import torch
 
@@ -134,24 +127,127 @@ def test_all_gather_puts_every_shard_in_its_place(axis, dtype):
         bounds = split(length, axis.size)
         out = torch.zeros_like(whole)
         all_gather(whole[bounds[axis.rank] : bounds[axis.rank + 1]], axis, out).wait()
-        wrong += [] if bits(out) == bits(whole) else [length]
+        wrong += [] if same(out, whole) else [length]
     agree(axis.comm, not wrong, f"wrong at lengths {wrong}")
 
 
-def test_numpy_arrays_are_taken_and_many_are_in_flight(axis):
-    from mpitrain.comm.base.grid import split
-    from mpitrain.comm.collectives import all_gather, all_reduce, reduce_scatter
+def test_broadcast_from_every_root(axis):
+    from mpitrain.comm.collectives import broadcast
 
+    wrong = []
+    for root in range(axis.size):
+        for length in lengths(axis):
+            x = values(axis.rank, length, "float32")
+            broadcast(x, axis, root).wait()
+            wrong += [] if same(x, values(root, length, "float32")) else [(root, length)]
+    agree(axis.comm, not wrong, f"wrong at (root, length) {wrong}")
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float64",
+        "bfloat16",
+        *(pytest.param(each, marks=LONG) for each in ("float32", "float16", "int64", "uint8")),
+    ],
+)
+def test_reduce_gives_the_root_the_sum_and_keeps_the_input(axis, dtype):
+    """The bits of all_reduce, on every root, in memory of its own or in the input."""
+    import torch
+
+    from mpitrain.comm.collectives import reduce
+
+    wrong = []
+    for root in range(axis.size):
+        for length in lengths(axis):
+            x = values(axis.rank, length, dtype)
+            wanted = expected_sum(axis.size, length, dtype)
+            found = reduce(x, axis, root).wait()
+            ok = same(x, values(axis.rank, length, dtype))
+            ok = ok and (same(found, wanted) if axis.rank == root else found is None)
+            out = torch.zeros_like(x) if length % 2 else x
+            reduce(x, axis, root, out if axis.rank == root else None).wait()
+            ok = ok and (axis.rank != root or same(out, wanted))
+            wrong += [] if ok else [(root, length)]
+    agree(axis.comm, not wrong, f"wrong at (root, length) {wrong}")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int8", "float8_e4m3fn"])
+def test_gather_and_scatter_are_inverse_from_every_root(axis, dtype):
+    import torch
+
+    from mpitrain.comm.base.grid import split
+    from mpitrain.comm.collectives import gather, scatter
+
+    wrong = []
+    for root in range(axis.size):
+        for length in lengths(axis):
+            whole = values(99, length, dtype)
+            begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
+            part = torch.zeros_like(whole[begin:end])
+            there = scatter(whole if axis.rank == root else None, axis, part, length, root).wait()
+            ok = bits(there) == bits(part) == bits(whole[begin:end])
+            found = gather(part, axis, length, root).wait()
+            ok = ok and (found is None if axis.rank != root else bits(found) == bits(whole))
+            if axis.rank == root:  # in place: the own part lies in the whole already
+                here = whole.clone()
+                again = whole.clone()
+                again[:begin] = 0
+                again[end:] = 0
+            else:
+                here, again = None, None
+            own = part.clone() if here is None else here[begin:end]
+            scatter(here, axis, own, length, root).wait()
+            gather(own if again is None else again[begin:end], axis, length, root, again).wait()
+            ok = ok and bits(own) == bits(part) and (again is None or bits(again) == bits(whole))
+            wrong += [] if ok else [(root, length)]
+    agree(axis.comm, not wrong, f"wrong at (root, length) {wrong}")
+
+
+def bits(x):
+    """Return the bytes of a tensor."""
+    import torch
+
+    return x.contiguous().view(torch.uint8).numpy().tobytes() if x.numel() else b""
+
+
+def test_reduce_gather_and_scatter_take_numpy_arrays_and_many_are_in_flight(axis):
+    from mpitrain.comm.base.grid import split
+    from mpitrain.comm.collectives import all_reduce, gather, reduce, scatter
+
+    size = axis.size
+    rank = axis.rank
     pending = []
-    for length in range(7, 15_008, 3000):
-        begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
-        mine, whole = (values(rank, length, "float32", "numpy") for rank in (axis.rank, 99))
-        total = expected_sum(axis.size, length, "float32")
-        pending.append((reduce_scatter(mine, axis), total[begin:end]))
-        pending.append((all_gather(whole[begin:end].copy(), axis, np.empty_like(whole)), whole))
-        pending.append((all_reduce(mine.copy(), axis), total))
-    order = np.random.default_rng(axis.rank).permutation(len(pending))
-    wrong = [int(at) for at in order if not same(pending[at][0].wait(), pending[at][1])]
+    wrong = []
+    for i in range(6):
+        length = 3000 * i + 7
+        root = i % size
+        begin, end = split(length, size)[rank : rank + 2]
+        whole = values(99, length, "float32", "numpy")
+        at_root = rank == root
+        pending.append(
+            (
+                reduce(values(rank, length, "float32", "numpy"), axis, root),
+                expected_sum(size, length, "float32"),
+                at_root,
+            )
+        )
+        pending.append((gather(whole[begin:end].copy(), axis, length, root), whole, at_root))
+        part = np.empty(end - begin, np.float32)
+        pending.append(
+            (scatter(whole.copy() if at_root else None, axis, part, length, root), whole[begin:end], True)
+        )
+        pending.append(
+            (
+                all_reduce(values(rank, length, "float32", "numpy"), axis),
+                expected_sum(size, length, "float32"),
+                True,
+            )
+        )
+    for at in np.random.default_rng(rank).permutation(len(pending)):
+        operation, wanted, here = pending[at]
+        found = operation.wait()
+        wrong += [] if (same(found, wanted) if here else found is None) else [int(at)]
     agree(axis.comm, not wrong, f"wrong: {sorted(wrong)}")
 
 
@@ -236,21 +332,26 @@ def test_shifts_both_ways_and_sums_are_in_flight_together(axis):
 
 def test_many_operations_in_flight_finish_in_any_order(axis):
     """Waited for in another order on every rank: each wait has to advance the operations of all."""
-    from mpitrain.comm.collectives import all_gather, all_reduce, barrier, shift
+    from mpitrain.comm.collectives import all_gather, all_reduce, barrier, broadcast
 
-    lengths = range(5, 12_005, 1000)
-    started = (all_reduce if i % 3 else shift for i in range(12))
-    pending = [start(values(axis.rank, length, "float32"), axis) for start, length in zip(started, lengths)]
+    xs = [values(axis.rank, 1000 * i + 5, "float32") for i in range(12)]
+    pending = []
+    for i, x in enumerate(xs):
+        pending.append(all_reduce(x, axis) if i % 3 else broadcast(x, axis, i % axis.size))
     gathered = np.zeros(axis.size)
     pending.append(all_gather(np.array([float(axis.rank)]), axis, gathered))
     pending.append(barrier(axis))
-    found = {i: pending[i].wait() for i in np.random.default_rng(axis.rank).permutation(len(pending))}
-    left = (axis.rank - 1) % axis.size
-    expected = [
-        expected_sum(axis.size, length, "float32") if i % 3 else values(left, length, "float32")
-        for i, length in enumerate(lengths)
-    ]
-    ok = all(same(found[i], wanted) for i, wanted in enumerate(expected))
+    for i in np.random.default_rng(axis.rank).permutation(len(pending)):
+        pending[i].wait()
+    ok = all(
+        same(
+            x,
+            expected_sum(axis.size, 1000 * i + 5, "float32")
+            if i % 3
+            else values(i % axis.size, 1000 * i + 5, "float32"),
+        )
+        for i, x in enumerate(xs)
+    )
     agree(axis.comm, ok and (gathered == range(axis.size)).all())
 
 
@@ -278,25 +379,29 @@ def refused(size, rank, axis):
             out=torch.zeros(8 // size, dtype=torch.float64)),
         "another length": lambda: c.all_gather(np.zeros(3), axis, out=np.zeros(3 * size + 5 * size)),
         "too many counts": lambda: c.all_to_all_v(np.zeros(3), [3] * (size + 1), [3] * size, axis),
+        "no root": lambda: c.broadcast(np.zeros(3), axis, root=size),
+        "half a root": lambda: c.broadcast(np.zeros(3), axis, root=0.5),
         "a longer output": lambda: c.shift(torch.zeros(8), axis, out=torch.zeros(9)),
         "an output of integers": lambda: c.shift(torch.zeros(8), axis, out=torch.zeros(8, dtype=torch.int32)),
         "float8 summed": lambda: c.all_reduce(narrow, axis),
+        "float8 summed on one rank": lambda: c.reduce(narrow, axis),
         "float8 summed in shards": lambda: c.reduce_scatter(narrow, axis),
         "a complex tensor": lambda: c.all_reduce(torch.ones(8, dtype=torch.complex64), axis),
-        "complex numbers": lambda: c.shift(np.ones(8, complex), axis),
+        "complex numbers": lambda: c.broadcast(np.ones(8, complex), axis),
         "bool summed": lambda: c.all_reduce(torch.ones(8, dtype=torch.bool), axis),
-        "bool of numpy summed": lambda: c.all_reduce(np.ones(8, bool), axis),
+        "bool of numpy summed": lambda: c.reduce(np.ones(8, bool), axis),
         "big-endian": lambda: c.all_reduce(np.ones(8, ">f2"), axis),
         "big-endian moved": lambda: c.shift(np.ones(8, ">i4"), axis),
         "a matrix": lambda: c.all_reduce(np.matrix(np.ones((2, 4))), axis),
         "a masked array": lambda: c.all_reduce(np.ma.masked_equal(np.arange(8.0), 3), axis),
-        "a record array": lambda: c.shift(np.ones(8).view(np.recarray), axis),
+        "a record array": lambda: c.broadcast(np.ones(8).view(np.recarray), axis),
         "read-only": lambda: c.all_reduce(fixed, axis),
+        "read-only, broadcast": lambda: c.broadcast(fixed, axis),
         "read-only output": lambda: c.shift(x, axis, out=fixed),
         "read-only output of a gather": lambda: c.all_gather(part, axis, fixed),
         "read-only output of an exchange": lambda: c.all_to_all(np.ones(8 // size * size), axis,
             fixed[: 8 // size * size]),
-        "read-only part": lambda: c.reduce_scatter(x, axis, fixed[own]),
+        "read-only part": lambda: c.scatter(x if rank == 0 else None, axis, fixed[own], 8),
         "quantized": lambda: c.all_reduce(torch.quantize_per_tensor(torch.ones(8), 0.1, 0, torch.quint8),
             axis),
         "sparse": lambda: c.all_reduce(torch.eye(4).to_sparse(), axis),
@@ -304,7 +409,12 @@ def refused(size, rank, axis):
         "a tensor of another class": lambda: c.all_reduce(_fake(), axis),
         "half a distance": lambda: c.shift(x, axis, 0.5),
         "counts of floats": lambda: c.all_to_all_v(np.ones(0), [0.0] * size, counts, axis),
-        "a part for a whole": lambda: c.all_gather(np.ones(9), axis, np.ones(8)),
+        "a part for a whole": lambda: c.gather(np.ones(9), axis, 8),
+        "half a length": lambda: c.gather(part, axis, 8.0),
+        "an output that isn't on the root": lambda: c.reduce(x, axis, (rank + 1) % size if size > 1 else 7,
+            np.ones(8)),
+        "an input that isn't on the root": lambda: c.scatter(x if rank or size == 1 else None, axis, part, 8,
+            0 if size > 1 else 7),
     } | ({} if size == 1 else {  # of one rank nothing is sent
         "a meta tensor": lambda: c.all_reduce(torch.ones(8, device="meta"), axis),
         "a meta tensor shifted": lambda: c.shift(torch.ones(8, device="meta"), axis),
@@ -374,11 +484,21 @@ def test_outputs_that_share_memory_with_the_input_are_right(axis, length, alloca
         x = fresh(whole)
         check("reduce_scatter", c.reduce_scatter(x, axis, whole[at : at + own]).wait(), summed[begin:end])
         x = fresh(whole)
+        found = c.reduce(x, axis, 0, whole[at : at + length] if axis.rank == 0 else None).wait()
+        check("reduce", summed if found is None else found, summed)
+        x = fresh(whole)
         whole[at : at + own].copy_(mine[:own])
         parts = torch.cat(
             [values(r, length, "float32")[: e - b] for r, (b, e) in enumerate(_parts(length, axis.size))]
         )
         check("all_gather", c.all_gather(whole[at : at + own], axis, x).wait(), parts)
+        x = fresh(whole)
+        whole[at : at + own].copy_(mine[:own])
+        found = c.gather(whole[at : at + own], axis, length, 0, x if axis.rank == 0 else None).wait()
+        check("gather", parts if found is None else found, parts)
+        x = fresh(whole)
+        found = c.scatter(x if axis.rank == 0 else None, axis, whole[at : at + own], length).wait()
+        check("scatter", found, values(0, length, "float32")[begin:end])
         x = fresh(whole)
         check("shift", c.shift(x, axis, 1, whole[at : at + length]).wait(), values(left, length, "float32"))
         x = fresh(whole)
@@ -387,7 +507,7 @@ def test_outputs_that_share_memory_with_the_input_are_right(axis, length, alloca
             [values(r, length, "float32")[axis.rank * equal :][:equal] for r in range(axis.size)]
         )
         check("all_to_all", c.all_to_all(x, axis, whole[at : at + length]).wait(), swapped)
-    del whole, x, memory
+    del whole, x, found, memory
     agree(axis.comm, not wrong, f"wrong: {wrong}")
 
 
@@ -403,7 +523,7 @@ def test_unsigned_integers_are_summed_modulo_their_range(axis, dtype):
     import torch
 
     from mpitrain.comm.base.grid import split
-    from mpitrain.comm.collectives import all_reduce, reduce_scatter
+    from mpitrain.comm.collectives import all_reduce, reduce, reduce_scatter
 
     wrong = []
     width = np.dtype(dtype).itemsize
@@ -418,7 +538,9 @@ def test_unsigned_integers_are_summed_modulo_their_range(axis, dtype):
         begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
         for x in (torch.from_numpy(each[axis.rank].copy()), each[axis.rank].copy()):
             shard = reduce_scatter(x, axis).wait()
+            whole = reduce(x, axis, axis.size - 1).wait()
             ok = (np.asarray(shard) == wanted[begin:end]).all() and shard.dtype == x.dtype
+            ok = ok and (whole is None or ((np.asarray(whole) == wanted).all() and whole.dtype == x.dtype))
             all_reduce(x, axis).wait()
             wrong += [] if ok and (np.asarray(x) == wanted).all() else [length]
     agree(axis.comm, not wrong, f"wrong at lengths {wrong}")

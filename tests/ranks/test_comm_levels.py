@@ -53,7 +53,7 @@ def test_a_node_sends_each_byte_across_once_to_each_other_node(m, k, operation):
     num_bytes = 4 * m * k * 4096
     across = 0
     for place, node in itertools.product(range(m), [0]):
-        for far, each, length, width in phases(
+        for far, each, length, width, _ in phases(
             operation, num_bytes, (place, m), (node, k), itemsize=4, narrow=False
         ):
             across += sent_bytes(each, length, k, node, itemsize=width) if far else 0
@@ -111,6 +111,22 @@ def results(axis, length, dtype):
     yield "all_gather", collectives.all_gather(x[begin:end].clone(), axis, whole).wait(), x
     equal = x[: length // axis.size * axis.size].clone()
     yield "all_to_all", collectives.all_to_all(equal, axis).wait(), equal
+    for root in (0, axis.size - 1):
+        sent = x.clone()
+        collectives.broadcast(sent, axis, root).wait()
+        yield f"broadcast from {root}", sent, x
+    last = axis.size - 1
+    for root in (0, last):
+        whole = collectives.reduce(x, axis, root).wait()
+        yield f"reduce to {root}", x[:0] if whole is None else whole, x
+        whole = collectives.gather(x[begin:end], axis, length, root).wait()
+        yield f"gather to {root}", x[:0] if whole is None else whole, x
+        out = torch.empty(end - begin, dtype=x.dtype)
+        yield (
+            f"scatter from {root}",
+            collectives.scatter(x if axis.rank == root else None, axis, out, length, root).wait(),
+            x,
+        )
     counts = [[(a * b + length) % 5 for b in range(axis.size)] for a in range(axis.size)]
     there = counts[axis.rank]
     back = [row[axis.rank] for row in counts]
@@ -181,7 +197,8 @@ def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, numbe
             if (operation, bits(found)) != expected:
                 wrong.append(f"{operation} of {length} {dtype}: other bits")
             if x is not None:
-                sent = predicted(operation, x.nbytes, axis, x)
+                name, _, root = operation.partition(" ")
+                sent = predicted(name, x.nbytes, axis, x, int(root.split()[-1]) if root else 0)
                 if (used.messages, used.num_bytes) != sent:
                     wrong.append(
                         f"{operation} of {length} {dtype}: {used.messages, used.num_bytes} sent, {sent} "
@@ -193,7 +210,7 @@ def test_two_levels_give_the_bits_of_one(world, monkeypatch, in_one_level, numbe
 
 @pytest.mark.mpi(min_size=4)
 def test_what_crosses_is_counted_apart(world):
-    from mpitrain.comm.collectives import all_reduce
+    from mpitrain.comm.collectives import all_reduce, broadcast
 
     if world.size not in (4, 8):
         pytest.skip("two nodes of 2 or 4 ranks")
@@ -202,13 +219,15 @@ def test_what_crosses_is_counted_apart(world):
     x = np.ones(1 << 16, np.float32)
     all_reduce(x, axis).wait()
     across = sum(world.allgather(axis.far.account.num_bytes))
+    broadcast(x, axis, world.size - 1).wait()
+    more = sum(world.allgather(axis.far.account.num_bytes)) - across
     own = axis.near.account.num_bytes + axis.far.account.num_bytes
     total = mesh.usage()["dp"].num_bytes
     mesh.free()
     agree(
         world,
-        (across, own) == (2 * x.nbytes, total),
-        f"{across} across, {own} of {total}, {x.nbytes} of buffer",
+        (across, more, own) == (2 * x.nbytes, x.nbytes, total),
+        f"{across}, {more} across, {own} of {total}, {x.nbytes} of buffer",
     )
 
 

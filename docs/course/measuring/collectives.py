@@ -52,6 +52,7 @@ def _operations(axis: Axis) -> dict[str, Callable[[], int]]:
         "reduce_scatter": started(collectives.reduce_scatter, x),
         "all_gather": started(collectives.all_gather, part, x.copy()),
         "all_to_all": started(collectives.all_to_all, x),
+        "broadcast": started(collectives.broadcast, x.copy(), 0),
         "shift": started(collectives.shift, x),
     }
 
