@@ -125,11 +125,9 @@ def test_a_rank_ends_though_nobody_reads_what_it_says(ends):
 EXITS = """
 import os
 from mpitrain.cluster.guard import Guard
-from mpitrain.comm.base.world import connect
 guard = Guard()
 guard.place.enter("build", "building")
-world = connect(guard.place)
-guard.join(world)
+world = guard.connect()
 os._exit(3) if world.rank == 1 else world.barrier("none comes")
 """
 

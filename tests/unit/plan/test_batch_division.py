@@ -129,7 +129,7 @@ def test_what_takes_one_sum_of_each_rank_is_refused(num_ranks, keys, against):
 
 @pytest.mark.parametrize("size", [2, 6, 15])
 def test_a_rank_without_a_group_of_microbatches_is_refused(size):
-    with pytest.raises(ConfigError, match=r"don't divide into microbatches.*use a multiple of 4"):
+    with pytest.raises(ConfigError, match=r"doesn't divide into microbatches.*use a multiple of 4"):
         resolved(3, "parallel.dp=3", f"batch.global={size}", "batch.micro=1")
 
 
@@ -140,5 +140,5 @@ def test_a_batch_that_was_left_open_has_a_group_for_each_rank(num_ranks):
 
 
 def test_without_a_tree_all_ranks_have_as_many():
-    with pytest.raises(ConfigError, match="don't divide into microbatches"):
+    with pytest.raises(ConfigError, match="doesn't divide into microbatches"):
         resolve(settings.load(None, ("parallel.dp=3", "batch.global=8", "batch.micro=1")), 3, 256)

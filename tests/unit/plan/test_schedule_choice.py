@@ -89,7 +89,7 @@ def test_the_origin_of_a_chosen_schedule_is_derived():
         (["pipeline.schedule=auto", "pipeline.chunks=5"], "= 10 stages for model.layers = 8 blocks"),
         (["pipeline.schedule=auto", "pipeline.stages=[3,3,2]"], "pipeline.stages: found 3 stages"),
         (["pipeline.schedule=auto", "pipeline.group=2"], "auto: group has no effect"),
-        (["pipeline.schedule=auto", "pipeline.memory_limit=0.5"], "no schedule within 0.5 stashes"),
+        (["pipeline.schedule=auto", "pipeline.memory_limit=0.5"], "0.5 stashes, needed at least 1"),
         (["pipeline.schedule=v-auto", "pipeline.stage_times=[[1,1,1]]"], "found times of 1 stage, needed 4"),
         (["pipeline.schedule=auto", "pipeline.stage_times=[[1,1]]"], r"pipeline.stage_times\[0\]"),
         (["pipeline.schedule=auto", "pipeline.stage_times=[[1,1,inf]]"], "expected a finite number, got inf"),

@@ -387,7 +387,7 @@ def find_machine(name: str) -> MachineFile:
 
 def _require_dense(found: MachineFile, path: str) -> None:
     """Raise ConfigError for a peak with sparsity, which a GPU's name tells."""
-    alike = like_gpu(found.name)
+    alike = like_gpu(found.name) if found.device == "cuda" else None
     for dtype in ("bf16", "fp16", "fp8"):
         if alike is None or not {dtype} <= found.products.keys() & alike.products.keys():
             continue
