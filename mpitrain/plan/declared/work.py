@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from mpitrain.plan.declared.parameters import EXPERT, ROWS, Spec
 from mpitrain.plan.declared.step_layout import StepLayout
-from mpitrain.plan.declared.traffic import Traffic, communication, in_one
+from mpitrain.plan.declared.traffic import Traffic, attention, communication, in_one
 
 
 class Product(NamedTuple):
@@ -272,20 +272,9 @@ def _volumes(traffic: Traffic) -> tuple[Volumes, Volumes]:
 
 
 def _over_cp(layout: StepLayout, heads: HeadSizes) -> tuple[Volumes, Volumes]:
-    """Return what cp sends, forward and backward, as plan/declared/traffic.py has it by kind.
-
-    A ring shifts keys and values of the others, and in the backward their gradients.
-    """
+    """Return what cp sends, forward and backward."""
     if layout.cp == 1:
         return (), ()
-    row = heads.width * layout.positions * layout.item
-    if layout.context == "ulysses":
-        counts = heads.queries + 2 * max(heads.kv, layout.cp), heads.queries
-        sent = tuple(MessageVolume("all_to_all", "cp", count * row) for count in counts)
-        return sent, sent
-    hop = 2 * heads.kv * row
-    if layout.context == "gather":
-        whole = hop * layout.cp
-        return (MessageVolume("all_gather", "cp", whole),), (MessageVolume("reduce_scatter", "cp", whole),)
-    hops = layout.cp - 1
-    return (MessageVolume("shift", "cp", hops * hop),), (MessageVolume("shift", "cp", 2 * hops * hop),)
+    own = {"heads": heads.queries, "kv_heads": heads.kv, "head_width": heads.width, "itemsize": layout.item}
+    whole = layout.positions * layout.cp
+    return _volumes(attention(layout.context, "cp", layout.cp, batch=1, sequence=whole, **own))
