@@ -13,7 +13,7 @@ from mpitrain.schedules.catalog import build
 from mpitrain.schedules.options import DEFAULTS, Options, StageTimes, Times
 from mpitrain.schedules.play.measured import Costs, predict, read_trace
 from mpitrain.schedules.play.simulate import simulate_table
-from mpitrain.schedules.play.stage_work import MOST_ERROR, StageWork, stage_work
+from mpitrain.schedules.play.stage_work import LEAST_ERROR, MOST_ERROR, StageWork, stage_work
 from mpitrain.schedules.played import played
 from mpitrain.schedules.search import problem
 from mpitrain.schedules.time_and_memory import StepSize, frontier
@@ -167,7 +167,7 @@ CALLS = WORK._replace(send=0.25, receive=0.375)
 )
 def test_a_trace_says_what_blocks_and_ends_take(name, works):
     found = stage_work(read_trace(content_of(name, WORK, works)))
-    for part, wanted in zip(found, WORK):
+    for part, wanted in zip(found._replace(error=0), WORK):
         assert part == pytest.approx(wanted)
     others = [1.0, 0.5, 3.0, 2.0]
     last = StageTimes(2 * 2 + 1, 2 * 3 + 2, 2 * 1 + 4)
@@ -179,7 +179,7 @@ def test_a_trace_says_what_blocks_and_ends_take(name, works):
 )
 def test_what_a_message_takes_of_its_ranks_counts_where_a_stage_has_one(name, works):
     found = stage_work(read_trace(content_of(name, CALLS, works)))
-    for part, wanted in zip(found, CALLS):
+    for part, wanted in zip(found._replace(error=0), CALLS):
         assert part == pytest.approx(wanted, abs=0.02)
     first, turn, *_ = found.stage_times([1.0] * 4, (0, 1, 1, 0))  # no message in the turn
     assert first == pytest.approx((2 + 0.5 + 0.25, 3 + 0.25 + 0.375, 1 + 0.125), abs=0.02)
@@ -187,7 +187,11 @@ def test_what_a_message_takes_of_its_ranks_counts_where_a_stage_has_one(name, wo
 
 
 def test_a_trace_says_how_far_its_times_miss_its_own_makespan():
-    for jitter, least, most in ((0, 0, 0.002), (0.5, 0.01, 0.04), (30, MOST_ERROR, MOST_ERROR)):
+    for jitter, least, most in (
+        (0, LEAST_ERROR, LEAST_ERROR),
+        (3, 0.03, 0.049),
+        (30, MOST_ERROR, MOST_ERROR),
+    ):
         assert least <= stage_work(read_trace(content_of("zb-h1", CALLS, [1.0] * 3, jitter))).error <= most
 
 
