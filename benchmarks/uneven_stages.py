@@ -6,7 +6,7 @@ The last stage has a head over a large vocabulary. A traced run of ZB-H1 says wh
 `auto` chooses with these times, and with 1F1B's memory or --memory-limit stashes. Then all take turns in one
 process a rank, step by step, in another order every time, so that what else the machine does meets all.
 A repeat's figure is its shortest step, as what else the machine does only adds; a ratio is to `auto`'s of
-the same repeat. The schedule that `auto` chose is among the named ones: its ratio is what can't be told.
+the same repeat. The schedule that `auto` chose is among the named ones: its ratio is the noise.
 The second figure is a step played with the processor's time of each instruction, on cores that no one shares.
 """
 

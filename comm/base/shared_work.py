@@ -1,4 +1,4 @@
-"""Items that rank 0 reads one by one, and all ranks work on: each has some ahead, so that none waits.
+"""A manager and workers: rank 0 reads items, all ranks work on them, each has some ahead and none waits.
 
     rank 0    read, give, give ... | work on one; give and take meanwhile | yield what is next ...
     others    take | work on it; take the next ones meanwhile | give the result | work ...
@@ -80,7 +80,7 @@ class _Mailbox:
         MPI.Request.waitall(self._leaving)
 
 
-class Giver:
+class WorkManager:
     """Rank 0's side. asked: another rank was asked to leave."""
 
     def __init__(self, comm: Communicator, ranks: Sequence[int], first: Any, work: Work, waiting: Waiting):
@@ -180,8 +180,8 @@ class Giver:
                 yield result.content
 
 
-class Taker:
-    """Another rank's side."""
+class Worker:
+    """The side of every other rank."""
 
     def __init__(self, comm: Communicator, work: Work, is_asked: Callable[[], bool]):
         self._box = _Mailbox(comm)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.mpi_errors import error_of_operation
-from mpitrain.comm.base.shared_work import BEAT_S, Giver, Taker, Work
+from mpitrain.comm.base.shared_work import BEAT_S, Work, Worker, WorkManager
 from mpitrain.errors import (
     InputError,
     LibraryError,
@@ -113,7 +113,7 @@ class World:
         self.in_flight: object = None
         self._beaten = 0.0
         self._help: Work = _no_help
-        self._giver: Giver | None = None
+        self._manager: WorkManager | None = None
 
     def _ranks_of_each_node(self) -> int:
         """Return how many ranks a node has, if all have as many and those of one are neighbours; else 0."""
@@ -144,7 +144,9 @@ class World:
             state, result, error = self.comm.bcast((OVER, result, error))
         while state != OVER:
             if state == SHARED:
-                Taker(self.comm, self._help, self._is_asked).run(lambda: self._waiting(f"for rank 0: {what}"))
+                Worker(self.comm, self._help, self._is_asked).run(
+                    lambda: self._waiting(f"for rank 0: {what}")
+                )
             with self._waiting(f"for rank 0: {what}"):
                 if state == AT_WORK:
                     self.comm.allreduce(self._is_asked(), MPI.LOR)
@@ -161,14 +163,14 @@ class World:
         item's InputError in its place.
         """
         self.comm.bcast((SHARED, None, None))
-        self._giver = Giver(self.comm, ranks, first, self._help, self._waiting)
-        yield from self._giver.results(items)
+        self._manager = WorkManager(self.comm, ranks, first, self._help, self._waiting)
+        yield from self._manager.results(items)
         self._end_sharing()
 
     def _end_sharing(self) -> None:
-        giver, self._giver = self._giver, None
-        if giver:
-            giver.end()
+        manager, self._manager = self._manager, None
+        if manager:
+            manager.end()
 
     def from_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0 and return its result on all ranks.
@@ -198,8 +200,8 @@ class World:
 
         Return whether one was asked to leave; seen once a second.
         """
-        if self._giver:
-            return self._giver.still_works()
+        if self._manager:
+            return self._manager.still_works()
         if time.monotonic() - self._beaten <= BEAT_S:
             return False
         self.comm.bcast((AT_WORK, None, None))
