@@ -3,6 +3,7 @@
 import json
 import re
 from importlib import resources
+from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
@@ -104,7 +105,7 @@ def test_slower_attention_makes_no_step_faster(context, rate):
         predict_step(shape, layout, slow_links._replace(**{f"attention_{rate}": share * 4e14})).seconds
         for share in (1, 0.5, 0.2, 0.1)
     ]
-    assert took == sorted(took)
+    assert all(after >= before * (1 - 1e-12) for before, after in pairwise(took))
 
 
 def test_more_tokens_make_no_step_faster():

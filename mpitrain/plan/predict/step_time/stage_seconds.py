@@ -213,16 +213,20 @@ def _exposed(
 ) -> dict[str, float]:
     """Return the seconds of messages that nothing hides, by axis."""
     found = defaultdict[str, float](float)
+    under_attention = 0.0  # other messages of cp come before it, and after it
     for each in sent:
         took = sent_seconds(each, groups, machine)
         if took and not machine.on_gpu:
             took += CALLS_OF_MESSAGE * machine.launch_s
         if machine.sends_meanwhile and each.axis == "cp" and each.operation == "shift":
-            took = max(took - core, SLOWED * took)  # others come before attention, and after it
-        elif machine.sends_meanwhile and each.axis == "tp":
+            under_attention += took
+            continue
+        if machine.sends_meanwhile and each.axis == "tp":
             took *= 1 - layout.tp_overlap
             took *= 0.5 if layout.gathers_fp8 and each.operation == "all_gather" else 1.0
         found[each.axis] += took
+    if under_attention:
+        found["cp"] += max(under_attention - core, SLOWED * under_attention)
     return found
 
 
