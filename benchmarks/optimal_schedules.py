@@ -142,7 +142,7 @@ def made(name: str, row: dict, limit: float) -> Played | None:
         table = build(name, row["ranks"], row["microbatches"], options)
     except ScheduleError:
         return None
-    return played(table, times, most_proved=0)
+    return played(table, Options(times=times), most_proved=0)
 
 
 def distances(rows: list[dict]) -> dict[str, list[float]]:

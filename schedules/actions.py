@@ -37,6 +37,7 @@ RELEASE and REDUCE.
 import re
 import textwrap
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
@@ -78,54 +79,12 @@ class Action(NamedTuple):
 # ---------------------------------------------------------------- short constructors
 
 
-def F(microbatch: int, stage: int, part: int | None = None) -> Action:
-    return Action("F", microbatch, stage, part)
-
-
-def B(microbatch: int, stage: int, part: int | None = None) -> Action:
-    return Action("B", microbatch, stage, part)
-
-
-def I(microbatch: int, stage: int, part: int | None = None) -> Action:  # noqa: E743 - the letter of the field
-    return Action("I", microbatch, stage, part)
-
-
-def W(microbatch: int, stage: int, part: int | None = None) -> Action:
-    return Action("W", microbatch, stage, part)
-
-
-def SEND_F(microbatch: int, stage: int) -> Action:
-    return Action("SEND_F", microbatch, stage)
-
-
-def RECV_F(microbatch: int, stage: int) -> Action:
-    return Action("RECV_F", microbatch, stage)
-
-
-def SEND_B(microbatch: int, stage: int) -> Action:
-    return Action("SEND_B", microbatch, stage)
-
-
-def RECV_B(microbatch: int, stage: int) -> Action:
-    return Action("RECV_B", microbatch, stage)
-
-
-def GATHER(bucket: int, stage: int) -> Action:
-    return Action("GATHER", bucket, stage)
-
-
-def RELEASE(bucket: int, stage: int) -> Action:
-    return Action("RELEASE", bucket, stage)
-
-
-def SUM(bucket: int, stage: int, number: int | None = None) -> Action:
-    return Action("SUM", bucket, stage, number)
-
-
-def REDUCE(bucket: int, stage: int, microbatch: int | None = None) -> Action:
-    return Action("REDUCE", bucket, stage, microbatch)
-
-
+F, B, W = partial(Action, "F"), partial(Action, "B"), partial(Action, "W")
+I = partial(Action, "I")
+SEND_F, RECV_F = partial(Action, "SEND_F"), partial(Action, "RECV_F")
+SEND_B, RECV_B = partial(Action, "SEND_B"), partial(Action, "RECV_B")
+GATHER, RELEASE = partial(Action, "GATHER"), partial(Action, "RELEASE")
+SUM, REDUCE = partial(Action, "SUM"), partial(Action, "REDUCE")
 NORM, UPDATE, SPREAD, PAIR, COPY = map(Action, PLAIN)
 
 # ---------------------------------------------------------------- text

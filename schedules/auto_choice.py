@@ -13,7 +13,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import PAIR
 from mpitrain.schedules.families.zb_auto import planned
-from mpitrain.schedules.options import INPUT_SHARE, UNIT_TIMES, Options, StageTimes
+from mpitrain.schedules.options import UNIT_TIMES, Options, StageTimes
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.played import Played, played
 from mpitrain.schedules.search.problem import ROUNDING, Problem, is_large, problem_of
@@ -119,7 +119,7 @@ def fastest(
     fits.sort(key=lambda one: (one.makespan, one is not best))
     makespans = {one.name: one.makespan for one in fits}
     taken = best.options.only(catalog.FAMILIES[best.name].takes)
-    return Choice(best.name, taken, _played(best.table, best.options), makespans, error)
+    return Choice(best.name, taken, played(best.table, best.options, 0), makespans, error)
 
 
 def _names(num_ranks: int, chunks: int | None, most_stages: int | None) -> list[str]:
@@ -181,11 +181,3 @@ def _rank(problem: Problem, table: Table, options: Options) -> tuple[float, floa
         for rank in set(pair) if pair[0] != pair[1] else ():
             messages[rank] += problem.num_microbatches
     return makespan, span, max(messages), plan.peak(problem) / max(map(len, problem.stages))
-
-
-def _played(table: Table, options: Options) -> Played:
-    times, share = options.times or UNIT_TIMES, options.weight_memory
-    assert share is not None
-    kept = INPUT_SHARE if options.recompute is None else options.recompute
-    stage_times, copy = options.stage_times, options.offload or 0
-    return played(table, times, options.memory_limit, share, 0, stage_times, kept, copy)

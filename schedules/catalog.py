@@ -87,8 +87,7 @@ def segments_of(family: ScheduleFamily, asked: int | None) -> int:
 
 def placement(name: str, num_ranks: int, chunks: int) -> tuple[int, ...]:
     """Return the rank of every stage of one copy (the first)."""
-    there = tuple(range(num_ranks))
-    return there + there[::-1] if FAMILIES[name].placed == "v" else there * chunks
+    return FAMILIES[name].rank_of(num_ranks, chunks)
 
 
 def build(

@@ -47,6 +47,11 @@ class ScheduleFamily(NamedTuple):
     no_more_than: "tuple[ScheduleFamily, ...]" = ()
     proposed: Literal["always", "if faster", ""] = ""
 
+    def rank_of(self, num_ranks: int, chunks: int) -> tuple[int, ...]:
+        """Return the rank of every stage of one copy (the first)."""
+        there = tuple(range(num_ranks))
+        return there + there[::-1] if self.placed == "v" else there * chunks
+
 
 def stage_per_rank(
     order: Callable[[int, int, int], list[Action]], name: str = "", held: Literal["bounded", "all", ""] = ""

@@ -7,7 +7,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import OFFLOAD, SENDS
 from mpitrain.schedules.lowering.lower import lower
 from mpitrain.schedules.lowering.reductions import Reduction
-from mpitrain.schedules.options import INPUT_SHARE, UNIT_TIMES, StageTimes, Times
+from mpitrain.schedules.options import DEFAULTS, INPUT_SHARE, UNIT_TIMES, Options, StageTimes, Times
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.play.timeline import Timeline
 from mpitrain.schedules.proof.check import Proof, check
@@ -29,9 +29,9 @@ class Played:
     memory_limit: float | None
     weight_memory: float
     proof: Proof | None
-    stage_times: tuple[StageTimes, ...] | None = None
-    recompute: float = INPUT_SHARE
-    offload: float = 0
+    stage_times: tuple[StageTimes, ...] | None
+    recompute: float
+    offload: float
 
     @property
     def num_ranks(self) -> int:
@@ -148,24 +148,27 @@ class Played:
 
 def played(
     table: Table,
-    times: Times = UNIT_TIMES,
-    memory_limit: float | None = None,
-    weight_memory: float = 1.0,
+    options: Options = DEFAULTS,
     most_proved: int = PROVED_AT_ONCE,
-    stage_times: tuple[StageTimes, ...] | None = None,
-    recompute: float = INPUT_SHARE,
-    offload: float = 0,
 ) -> Played:
-    """Prove a table if it has no more than so many operations, and play it with given times.
+    """Prove a table if it has no more than so many operations, and play it.
 
-    memory_limit: in stashes of a rank's whole share of layers. weight_memory: the share of a stash
-    that is held between I and W. stage_times: of each stage, instead of equal shares. recompute: the
-    share of one that is held of what is recomputed. offload: the time to copy a rank's whole stash
-    to host memory, or back. Raises ScheduleError if the table has a flaw.
+    options: its times, and what of a stash is held when. Raises ScheduleError if the table has a flaw.
     """
     proof = _prove(table) if sum(map(len, table.ranks)) <= most_proved else None
-    timeline = simulate_table(table, times, stage_times, offload)
-    return Played(table, timeline, times, memory_limit, weight_memory, proof, stage_times, recompute, offload)
+    times, offload = options.times or UNIT_TIMES, options.offload or 0
+    late, kept = options.weight_memory, options.recompute
+    return Played(
+        table,
+        simulate_table(table, times, options.stage_times, offload),
+        times,
+        options.memory_limit,
+        1.0 if late is None else late,
+        proof,
+        options.stage_times,
+        INPUT_SHARE if kept is None else kept,
+        offload,
+    )
 
 
 def _prove(table: Table) -> Proof:

@@ -224,7 +224,8 @@ def write_table(table: Table) -> str:
 
 def comment_of(table: Table) -> str:
     """Return the first line of a file that a table is written to."""
-    return f"# {table.name}: {table.num_stages} stages, {table.num_microbatches} microbatches"
+    microbatches = counted(table.num_microbatches, "microbatches")
+    return f"# {table.name}: {counted(table.num_stages, 'stages')}, {microbatches}"
 
 
 def heads_of(table: Table) -> list[tuple[str, int]]:

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import catalog
 from mpitrain.schedules.auto_choice import StageTimesOf
-from mpitrain.schedules.options import INPUT_SHARE, Options, Times
+from mpitrain.schedules.options import Options
 from mpitrain.schedules.played import PROVED_AT_ONCE, Played, played
 from mpitrain.schedules.search.problem import ROUNDING, problem_of
-from mpitrain.schedules.search_progress import Notify, SearchProgress
+from mpitrain.schedules.search_progress import SearchProgress
 
 MOST_LIMITS = 8  # that searches are asked with
 SEARCHED = tuple(name for name, family in catalog.FAMILIES.items() if "stage_times" in family.takes)
@@ -22,28 +22,21 @@ SEARCHED = tuple(name for name, family in catalog.FAMILIES.items() if "stage_tim
 class StepSize(NamedTuple):
     """What is to be scheduled.
 
+    options: chunks of schedules that leave a choice, times, and what of a stash is held when.
     stage_times_of: times of stages by their ranks, instead of equal shares.
     """
 
     num_ranks: int
     num_microbatches: int
-    times: Times
-    weight_memory: float = 1.0
-    chunks: int | None = None  # of schedules that leave a choice
+    options: Options
     stage_times_of: StageTimesOf | None = None
-    recompute: float | None = None  # searches may recompute, and keep this share of a stash
-    offload: float | None = None  # or offload; the time to copy a rank's stash one way
-    notify: Notify | None = None
 
     def built(self, name: str, limit: float | None) -> Played:
         """Build and play a schedule. Raises ScheduleError if it isn't defined for this size."""
         _, asked = self._asked(name, limit)
         options = asked.only(catalog.FAMILIES[name].takes)
         table = catalog.build(name, self.num_ranks, self.num_microbatches, options)
-        most = PROVED_AT_ONCE // len(catalog.NAMES)
-        share = INPUT_SHARE if self.recompute is None else self.recompute
-        copy = self.offload or 0
-        return played(table, self.times, None, self.weight_memory, most, asked.stage_times, share, copy)
+        return played(table, asked._replace(memory_limit=None), PROVED_AT_ONCE // len(catalog.NAMES))
 
     def bound(self, name: str, limit: float) -> float:
         """Return what no order of a schedule's placement is shorter than within a limit."""
@@ -52,18 +45,12 @@ class StepSize(NamedTuple):
 
     def _asked(self, name: str, limit: float | None) -> tuple[tuple[int, ...], Options]:
         """Return the ranks of a schedule's stages, and what is asked of it."""
-        chunks = self.chunks if name in catalog.LOOPED else None
+        chunks = self.options.chunks if name in catalog.LOOPED else None
         rank_of = catalog.placement(name, self.num_ranks, catalog.chunks_of(name, chunks))
-        options = Options(
-            chunks,
-            times=self.times,
-            stage_times=self.stage_times_of(rank_of) if self.stage_times_of else None,
-            memory_limit=limit,
-            weight_memory=self.weight_memory,
-            recompute=self.recompute,
-            offload=self.offload,
-        )
-        return rank_of, options
+        stage_times = self.stage_times_of(rank_of) if self.stage_times_of else None
+        late = 1.0 if self.options.weight_memory is None else self.options.weight_memory
+        given = self.options._replace(chunks=chunks, stage_times=stage_times, notify=None)
+        return rank_of, given._replace(memory_limit=limit, weight_memory=late)
 
 
 class Point(NamedTuple):
@@ -101,7 +88,7 @@ class Frontier(NamedTuple):
 def frontier(size: StepSize) -> Frontier:
     """Play all schedules, and search with limits from one stash to twice the ranks."""
     limits = _limits(size)
-    progress = SearchProgress(size.notify)
+    progress = SearchProgress(size.options.notify)
     progress.expect(1 + len(limits) * len(SEARCHED))
     points = list(_fixed(size))
     progress.step()

@@ -77,6 +77,7 @@ def v_auto(num_ranks: int, num_microbatches: int, options: Options) -> Rows:
 
 
 V_AUTO = ScheduleFamily(v_auto, name="v-auto", takes=TAKES, placed="v")
+SEARCHED = {family.name: family for family in (PLAIN_AUTO, INTERLEAVED_AUTO, V_AUTO)}
 
 
 def _searched(name: str, num_ranks: int, num_microbatches: int, chunks: int, options: Options) -> Rows:
@@ -109,8 +110,7 @@ class SearchedSize(NamedTuple):
     copy: float | None
 
     def problem(self, limit: float) -> Problem:
-        there = tuple(range(self.num_ranks))
-        rank_of = there + there[::-1] if self.name == "v-auto" else there * self.chunks
+        rank_of = SEARCHED[self.name].rank_of(self.num_ranks, self.chunks)
         where = stage_costs(rank_of, self.times, self.stages)
         return Problem(where, self.num_microbatches, limit, self.weight_memory, self.recompute, self.copy)
 

@@ -18,7 +18,7 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_half import v_half, v_min
 from mpitrain.schedules.families.v_shape import LEGS, action, before, weight_of
 from mpitrain.schedules.families.zb_auto import SearchPlan, planned, shortest_with_rules
-from mpitrain.schedules.families.zbv import zbv
+from mpitrain.schedules.families.zbv import ZBV, zbv
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, Times
@@ -64,8 +64,7 @@ ZBV_AUTO = ScheduleFamily(
 @lru_cache(REMEMBERED)
 def _remembered(num_ranks: int, num_microbatches: int, plan: SearchPlan, listener: Listener) -> Rows:
     """Search once: `auto` and `v-auto` ask again for the same order."""
-    there = tuple(range(num_ranks))
-    where = stage_costs(there + there[::-1], plan.times)
+    where = stage_costs(ZBV.rank_of(num_ranks, 2), plan.times)
     progress = SearchProgress(listener.notify)
     tables: list[Rows] = []
     fits = Problem(where, num_microbatches, 2 * plan.memory_limit, plan.weight_memory)

@@ -22,17 +22,17 @@ from itertools import chain
 from typing import NamedTuple
 
 from mpitrain.errors import ScheduleError
-from mpitrain.schedules.actions import PAIR, Action
+from mpitrain.schedules.actions import OFFLOAD, PAIR, Action
 from mpitrain.schedules.table import HEAD, Rows, add_head
 
 _NUMBER = "[0-9]{1,9}"
-_PAPERS = re.compile(rf"(F|BW|B|I|W)({_NUMBER})?\.({_NUMBER})(?:/s({_NUMBER}))?")
+_PAPERS = re.compile(rf"(F|BW|B|I|W|R|O)({_NUMBER})?\.({_NUMBER})(?:/s({_NUMBER}))?")
 _OLDEST = re.compile("[Ww]")
 _MEGATRON = re.compile("-?[1-9][0-9]{0,3}")
 _SAIL = re.compile(rf"(s|r)?(f|bw|b|w)({_NUMBER})|(S|R)?(F|BW|B|W)({_NUMBER})")
 _PAIR = re.compile(r"\[([^|\]]+)\|([^|\]]+)\]")
 _NODE = re.compile(r"ScheduledNode\(([^()]*)\)")
-_FIELD = re.compile(r"(\w+)=(?:<FuncType\.\w+: )?'?(\w+)")
+_FIELD = re.compile(r"(\w+)=(?:<FuncType\.\w+: )?'?(-?\w+)")
 _ROW = re.compile(r"(?:rank\s+([0-9]{1,9})\s*:?\s*)?(?:ORDER\s*)?(.*)", re.IGNORECASE)
 _PLACED = re.compile(r"placed\s+(\w+)")
 _MARKS = (_PAPERS, _PAIR, re.compile(f"[sr]?(?:f|bw|b|w){_NUMBER}"))  # not F3, which is a table's, too
@@ -175,9 +175,11 @@ def _add_nodes(nodes: Iterable[str], ranks: list[list[ChunkAction]]) -> int:
             raise ScheduleError(
                 f"found ScheduledNode({node[:80]}), needed type, stage and microbatch"
             ) from None
-        if kind not in ("F", "B", "W", "BW") or rank > len(ranks):
+        is_below_0 = min(rank, microbatch, chunk, segment, stage or 0) < 0
+        if kind not in ("F", "B", "W", "BW", "R") or rank > len(ranks) or is_below_0:
             raise ScheduleError(
-                f"found ScheduledNode({node[:80]}), needed F, B, W or BW, and stages in order from 0"
+                f"found ScheduledNode({node[:80]}), needed F, B, W, BW or R, nothing below 0, and stages in "
+                "order from 0"
             )
         if rank == len(ranks):
             ranks.append([])
@@ -248,10 +250,10 @@ def _numbered(row: Iterable[ChunkAction], where: str) -> Iterator[ChunkAction]:
         if action.kind == "W" and action.microbatch is None:
             action = _oldest(waiting, action.chunk, where)
         elif action.kind != "PAIR":
-            way = ("F" if action.kind == "F" else "B", action.chunk)
+            way = ("F" if action.kind in ("F", OFFLOAD) else "B", action.chunk)
             if action.microbatch is None:
                 action = action._replace(microbatch=counts[way])
-            counts[way] += action.kind != "W"
+            counts[way] += action.kind not in ("W", "R", OFFLOAD)
             if action.kind in ("B", "I"):
                 waiting.append(action._replace(kind="W"))
         yield action

@@ -12,9 +12,8 @@ F3.1/s2       segment 2 of the sequence, where microbatches are cut
 [F3.0|BW1.1]  a pair that runs together
 """
 
-from collections.abc import Callable
-
 from mpitrain.schedules.actions import PAIR, Action
+from mpitrain.schedules.pairs import grouped
 from mpitrain.schedules.table import Table
 
 LETTERS = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R", "O": "O"}
@@ -39,12 +38,8 @@ def operations(table: Table, chunked: bool | None = None) -> list[list[str]]:
             f"/s{segment}" if table.segments > 1 else ""
         )
 
-    return [_row(actions, write) for actions in table.ranks]
+    def together(group: tuple[Action, ...]) -> str:
+        words = "|".join(map(write, group[PAIR in group :]))
+        return f"[{words}]" if PAIR in group else words
 
-
-def _row(actions: tuple[Action, ...], write: Callable[[Action], str]) -> list[str]:
-    row = []
-    rest = iter(actions)
-    for action in rest:
-        row.append(f"[{write(next(rest))}|{write(next(rest))}]" if action == PAIR else write(action))
-    return row
+    return [list(map(together, grouped(actions))) for actions in table.ranks]

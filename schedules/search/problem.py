@@ -95,10 +95,6 @@ class Problem:
         """Return the same step with another limit."""
         return Problem(self.where, self.num_microbatches, limit, self.late, self.kept, self.copy)
 
-    def freeing(self, kept: float | None, copy: float | None) -> "Problem":
-        """Return the same step in which stashes may be recomputed, or offloaded."""
-        return Problem(self.where, self.num_microbatches, self.limit, self.late, kept, copy)
-
     @property
     def frees(self) -> bool:
         """Whether stashes may be recomputed, or offloaded."""

@@ -156,12 +156,7 @@ def show_frontier(request: Request, files: Files, json: bool) -> str:
         )
     if request.num_ranks is None or request.num_microbatches is None:
         raise ConfigError("frontier: needs --stages and --microbatches, or the --trace of a run")
-    size = StepSize(
-        request.num_ranks, request.num_microbatches, request.times,
-        1.0 if request.weight_memory is None else request.weight_memory,
-        request.chunks, request.stage_times_of, request.recompute, request.offload,
-        request.notify,
-    )  # fmt: skip
+    size = StepSize(request.num_ranks, request.num_microbatches, request.options, request.stage_times_of)
     require_searchable("frontier", size.num_ranks, size.num_microbatches)
     found = frontier(size)
     text = report.as_text(found, size)

@@ -4,6 +4,7 @@ import json
 
 from mpitrain.commands.schedule.text import number, size_in_words, times_in_words
 from mpitrain.plan.declared.formatting import aligned
+from mpitrain.schedules.options import UNIT_TIMES
 from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
 
 TITLES = ("peak stashes", "makespan", "bound", "above it", "schedule")
@@ -12,7 +13,7 @@ TITLES = ("peak stashes", "makespan", "bound", "above it", "schedule")
 def as_text(found: Frontier, size: StepSize) -> str:
     """Return the front and the others as two tables."""
     ranks = size_in_words(size)
-    head = f"{ranks}; {times_in_words(size.times)}"
+    head = f"{ranks}; {times_in_words(size.options.times or UNIT_TIMES)}"
     front = aligned([TITLES, *map(_cells, found.front)])
     others = aligned([TITLES, *map(_cells, found.others)]) if found.others else "none"
     return "\n\n".join(

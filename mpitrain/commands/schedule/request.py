@@ -11,7 +11,7 @@ from mpitrain.schedules.catalog import chunks_of, placement
 from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.formats.user_table import read_any
 from mpitrain.schedules.limits import MOST_TABLE_BYTES
-from mpitrain.schedules.options import INPUT_SHARE, UNIT_TIMES, Options, Times
+from mpitrain.schedules.options import UNIT_TIMES, Options, Times
 from mpitrain.schedules.played import PROVED_AT_ONCE, Played, played
 from mpitrain.schedules.search_progress import Notify
 from mpitrain.schedules.table import Table
@@ -45,6 +45,12 @@ class Request(NamedTuple):
     error: float = 0
     notify: Notify | None = None
 
+    @property
+    def options(self) -> Options:
+        """All that can be chosen of a schedule, but for the times of stages."""
+        asked = self._asdict()
+        return Options(**{name: asked[name] for name in Options._fields if name in asked})
+
 
 def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
     """Make the table that was asked for and play it; prove it if it has no more operations than that.
@@ -52,12 +58,9 @@ def play(request: Request, most_proved: int = PROVED_AT_ONCE) -> Played:
     Raises ScheduleError if the schedule isn't defined for this size or has a flaw, ConfigError if a
     file can't be read.
     """
-    share = 1.0 if request.weight_memory is None else request.weight_memory
     table = _table(request)
     stages = request.stage_times_of(table.rank_of[: table.depth]) if request.stage_times_of else None
-    kept = INPUT_SHARE if request.recompute is None else request.recompute
-    copy = request.offload or 0
-    return played(table, request.times, request.memory_limit, share, most_proved, stages, kept, copy)
+    return played(table, request.options._replace(stage_times=stages), most_proved)
 
 
 def _table(request: Request) -> Table:
@@ -69,13 +72,8 @@ def _table(request: Request) -> Table:
         raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
     if request.name == AUTO:
         assert request.num_ranks is not None and request.num_microbatches is not None
-        options = Options(
-            request.chunks, request.group, request.segments, request.times,
-            memory_limit=request.memory_limit, weight_memory=request.weight_memory,
-            recompute=request.recompute, offload=request.offload, notify=request.notify,
-        )  # fmt: skip
         size = request.num_ranks, request.num_microbatches
-        return fastest(*size, options, request.stage_times_of, error=request.error).table
+        return fastest(*size, request.options, request.stage_times_of, error=request.error).table
     return catalog.build(
         request.name, request.num_ranks, request.num_microbatches, _options(request, family), family
     )
@@ -83,17 +81,17 @@ def _table(request: Request) -> Table:
 
 def _options(request: Request, family: ScheduleFamily) -> Options:
     """Times and memory are for every schedule; only the automatic ones also plan with them."""
-    asked = request._asdict()
-    plans = {key: asked[key] for key in PLANNED_WITH if key in family.takes}
-    chunks = request.chunks
+    left_out = [key for key in PLANNED_WITH if key not in family.takes]
+    options = request.options._replace(**dict.fromkeys(left_out))
     if "chunks" not in family.takes:
-        chunks_of(request.name, chunks, family)  # refuses another number than the schedule's own
-        chunks = None
+        chunks_of(request.name, request.chunks, family)  # refuses another number than the schedule's own
+        options = options._replace(chunks=None)
     if "stage_times" in family.takes and request.stage_times_of is not None:
         assert request.num_ranks is not None
-        number = chunks_of(request.name, chunks, family)
-        plans["stage_times"] = request.stage_times_of(placement(request.name, request.num_ranks, number))
-    return Options(chunks, request.group, request.segments, notify=request.notify)._replace(**plans).strict()
+        number = chunks_of(request.name, options.chunks, family)
+        rank_of = placement(request.name, request.num_ranks, number)
+        options = options._replace(stage_times=request.stage_times_of(rank_of))
+    return options.strict()
 
 
 def _own_table(request: Request) -> Table:

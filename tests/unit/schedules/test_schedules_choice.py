@@ -10,7 +10,7 @@ from mpitrain.schedules import catalog
 from mpitrain.schedules.actions import RECEIVES, SENDS
 from mpitrain.schedules.auto_choice import fastest
 from mpitrain.schedules.catalog import build
-from mpitrain.schedules.options import DEFAULTS, Options, StageTimes, Times
+from mpitrain.schedules.options import Options, StageTimes, Times
 from mpitrain.schedules.play.measured import Costs, predict, read_trace
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.play.stage_work import LEAST_ERROR, MOST_ERROR, StageWork, stage_work
@@ -30,7 +30,8 @@ def alone(name, num_ranks, num_microbatches, limit):
     takes = catalog.FAMILIES[name].takes
     options = Options(**{key: value for key, value in plans.items() if key in takes})
     try:
-        one = played(build(name, num_ranks, num_microbatches, options), TIMES, limit, most_proved=0)
+        table = build(name, num_ranks, num_microbatches, options)
+        one = played(table, Options(times=TIMES, memory_limit=limit), most_proved=0)
     except ScheduleError:
         return None
     return None if one.above_limit else one
@@ -211,7 +212,7 @@ def test_damaged_works_are_refused(works):
 
 
 def test_nothing_is_as_short_as_the_front_with_as_little_memory():
-    found = frontier(StepSize(3, 4, TIMES))
+    found = frontier(StepSize(3, 4, Options(times=TIMES)))
     peaks = [point.peak for point in found.front]
     makespans = [point.makespan for point in found.front]
     assert peaks == sorted(set(peaks)) and makespans == sorted(set(makespans), reverse=True)
@@ -232,5 +233,5 @@ def test_nothing_is_as_short_as_the_front_with_as_little_memory():
 def test_no_makespan_is_below_its_bound(name):
     stages = None
     for times in (Times(), TIMES, Times(3, 5, 2, 1)):
-        one = played(build(name, 4, 8, DEFAULTS), times, stage_times=stages)
+        one = played(build(name, 4, 8), Options(times=times, stage_times=stages))
         assert one.timeline.makespan >= one.bound * (1 - 1e-9) > 0

@@ -90,15 +90,15 @@ def test_a_search_that_may_free_stashes_keeps_the_limit_and_is_no_longer(seed, g
     m, limit = chance.randint(2, 2 * p), chance.choice((1, 1.5, 2, p))
     times = Times(*(chance.randint(1, 9) for _ in range(3)), chance.choice((0, 1)))
     asked = Options(times=times, memory_limit=limit, weight_memory=chance.choice((1, 0.5)))
-    kept = played(build(name, p, m, asked), times, limit, asked.weight_memory)
-    again = played(build(name, p, m, asked._replace(**given)), times, limit, asked.weight_memory, **given)
+    freed = asked._replace(**given)
+    kept, again = played(build(name, p, m, asked), asked), played(build(name, p, m, freed), freed)
     assert again.proof is not None and not again.above_limit
     assert again.timeline.makespan <= kept.timeline.makespan * (1 + 1e-9)
     assert again.bound <= again.timeline.makespan * (1 + 1e-9)
     assert not kept.recomputed and not kept.offloaded
     chunks = len(again.chunks[0])
-    problem = Problem(stage_costs(again.table.rank_of, times), m, limit * chunks, asked.weight_memory)
-    problem = problem.freeing(KEPT, given.get("offload", 0) / chunks)
+    costs, copy = stage_costs(again.table.rank_of, times), given.get("offload", 0) / chunks
+    problem = Problem(costs, m, limit * chunks, asked.weight_memory, KEPT, copy)
     plan = OrderedPlay(problem, order_of(again.table.ranks, split=False)).play()
     assert plan is not None and plan.makespan == pytest.approx(again.timeline.makespan)
     assert plan.peak(problem) / chunks == pytest.approx(max(again.peak_stashes))
@@ -120,7 +120,7 @@ def test_the_fastest_schedule_is_played_with_the_share_that_was_given(kept):
 
 @pytest.mark.parametrize("given", [{"recompute": KEPT}, {"offload": 10.0}])
 def test_the_front_is_nowhere_longer_where_stashes_are_freed(given):
-    plain, again = (frontier(StepSize(3, 3, TIMES, **more)) for more in ({}, given))
+    plain, again = (frontier(StepSize(3, 3, Options(times=TIMES, **more))) for more in ({}, given))
     assert any(point.played.recomputed or point.played.offloaded for point in again.front)
     for point in plain.front:
         assert min(one.makespan for one in again.front if one.peak <= point.peak + 1e-9) <= point.makespan
@@ -132,12 +132,18 @@ def test_a_table_says_what_is_recomputed():
     text = "rank 0: F0@0 F1@0 R0@0 B0@0 B1@0\n"
     table = read_any(text)
     assert read_table(write_table(table), "user") == table
-    one = played(table, Times(3, 5, 7), weight_memory=1, recompute=0.25)
+    one = played(table, Options(times=Times(3, 5, 7), recompute=0.25))
     assert one.recomputed == {(0, 0)}
     assert one.timeline.makespan == 2 * 15 + 3
     assert max(one.peak_stashes) == 2  # R0 while 1 is held
     assert one.proof.peak_in_flight == (2,)
-    for form in FORMS:
+    require_papers_alone(table)
+
+
+def require_papers_alone(table):
+    """Only the papers' notation has words for what is recomputed or offloaded."""
+    assert read_any(write_as("papers", table))._replace(notes=()) == table
+    for form in FORMS.keys() - {"papers"}:
         with pytest.raises(ScheduleError, match=f"{form}'s form has no recomputation"):
             write_as(form, table)
 
@@ -145,9 +151,10 @@ def test_a_table_says_what_is_recomputed():
 def test_a_table_says_what_is_offloaded():
     text = "rank 0: O0@0 F0@0 F1@0 B0@0 B1@0\n"
     table = read_any(text)
+    require_papers_alone(table)
     assert read_table(write_table(table), "user") == table
     # F beside a copy of 4, and B, which is longer than it
-    one = played(table, Times(3, 5, 7), weight_memory=1, offload=4)
+    one = played(table, Options(times=Times(3, 5, 7), offload=4))
     assert one.offloaded == {(0, 0)} and one.timeline.makespan == 2 * 15 + 1
     assert one.memory(0)[1:] == [(0, 1), (4, 0), (4, 1), (7, 2), (19, 1), (31, 0)]
 
