@@ -27,14 +27,14 @@ from mpitrain.schedules.table import HEADS, Rows, Table, add_head, comment_of, h
 _NUMBER = re.compile("[1-9][0-9]{0,3}")
 
 
-def read_csv_rows(text: str, name: str = "user") -> tuple[Rows, dict[str, int]]:
+def read_csv_rows(text: str, name: str = "user", separator: str = ",") -> tuple[Rows, dict[str, int]]:
     """Read what the cells of each rank say, and the heads.
 
     Raises ScheduleError naming row and column, counted from 1.
     """
     ranks: Rows = []
     heads: dict[str, int] = {}
-    for number, row in enumerate(_rows(text, name), start=1):
+    for number, row in enumerate(_rows(text, name, separator), start=1):
         where = f"{name}, row {number}"
         if row and row[0].strip() in HEADS:
             _add_head(heads, where, row)
@@ -50,10 +50,10 @@ def write_csv(table: Table) -> str:
     return "\n".join([comment_of(table), *heads, *rows, ""])
 
 
-def _rows(text: str, name: str) -> Iterator[list[str]]:
+def _rows(text: str, name: str, separator: str) -> Iterator[list[str]]:
     import csv  # which no rank needs without such a table
 
-    rows = csv.reader(text.splitlines(), skipinitialspace=True)
+    rows = csv.reader(text.splitlines(), delimiter=separator, skipinitialspace=True)
     try:
         yield from rows
     except csv.Error as error:  # a cell of more than 131,072 characters

@@ -52,7 +52,8 @@ def read_any(text: str, name: str = "user") -> Table:
     _refuse_other_forms(text, name)
     if names_chunks(text):
         return _read_chunks(text, name)
-    ranks, heads = read_csv_rows(text, name) if _is_csv(text) else read_lines(text, name, read_token)
+    separator = _separator(text)
+    ranks, heads = read_csv_rows(text, name, separator) if separator else read_lines(text, name, read_token)
     notes: list[str] = []
     ranks = _without_additions(ranks, notes)
     ranks = _with_stages(ranks, name, notes)
@@ -96,10 +97,13 @@ def _checked(ranks: Rows, heads: dict[str, int], name: str, notes: list[str]) ->
 # ---------------------------------------------------------------- which form
 
 
-def _is_csv(text: str) -> bool:
+def _separator(text: str) -> str:
+    """Return what separates cells: a comma, or as spreadsheets do a tab or a semicolon; of text ""."""
     written = [line for _, line in lines(text)]
-    is_text = any(re.match(rf"rank\s|({'|'.join(HEADS)})\s+[0-9]", line) for line in written)
-    return not is_text and any("," in line for line in written)
+    if any(re.match(rf"rank\s|({'|'.join(HEADS)})\s+[0-9]", line) for line in written):
+        return ""
+    marks = ",;" if any(" " in line for line in written) else ",\t;"
+    return next((mark for mark in marks if any(mark in line for line in written)), "")
 
 
 def _refuse_other_forms(text: str, name: str) -> None:

@@ -17,6 +17,7 @@ A cell is a computation and its microbatch, and what else is needed to tell two 
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, PAIR, Action
@@ -31,6 +32,7 @@ Rows = list[list[Action]]
 TICKS_PER_NUMBER = 5  # in the header
 WIDTH = 110
 MOST_LINES = 70  # of a grid on the screen
+MOST_MARKED = 16  # ranks of a grid with a mark
 
 
 def grid(
@@ -42,8 +44,8 @@ def grid(
 
     A split backward is drawn as one, where its last part stands. `mark=(rank, position)` puts a `!`
     after the computation at, or next after, that position. Rows longer than `width` columns continue
-    below; a marked drawing keeps only the piece with the mark. Programs that can't be played to
-    their end are drawn without waits (`waits=False`), and say so.
+    below; a marked drawing keeps only the piece with the mark, and of many ranks those near it.
+    Programs that can't be played to their end are drawn without waits (`waits=False`), and say so.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
     rows = _rows(programs)
@@ -61,7 +63,9 @@ def grid(
     )
     column = 1 + max((len(label.rstrip("!")) for row in labels for label in row), default=1)
     paired = map(_paired, programs, rows)
-    lines = [_line(*cells, span, column) for cells in zip(rows, starts, labels, paired)]
+    near = _near(mark, len(rows))
+    cells = islice(zip(rows, starts, labels, paired), near.start, near.stop)
+    lines = {f"rank {rank}": _line(*cell, span, column) for rank, cell in zip(near, cells)}
     bands = _bands(lines, span, column, width)
     if mark:
         bands = [band for band in bands if "!" in band] or bands[-1:]
@@ -136,6 +140,14 @@ def _marked(programs: Programs, mark: tuple[int, int] | None) -> tuple[int, Acti
     )
 
 
+def _near(mark: tuple[int, int] | None, num_ranks: int) -> range:
+    """Return the ranks that are drawn: all, or of many those around the mark."""
+    if mark is None or num_ranks <= MOST_MARKED:
+        return range(num_ranks)
+    first = min(max(0, mark[0] - MOST_MARKED // 2), num_ranks - MOST_MARKED)
+    return range(first, first + MOST_MARKED)
+
+
 def _labels(rows: Rows, segments: int, marked: tuple[int, Action] | None) -> list[list[str]]:
     """Name each cell, as short as the schedule allows: the docstring of this module shows how."""
     stages = [sorted({action.stage for action in row}) for row in rows]
@@ -189,18 +201,17 @@ def _line(
     return line + idle * (span - len(line) // column)
 
 
-def _bands(lines: list[str], span: int, column: int, width: int) -> list[str]:
-    """Put the header over the rows and cut them into bands of at most `width` columns."""
-    names = [f"rank {rank}" for rank in range(len(lines))]
-    margin = 1 + max(map(len, names), default=0)
+def _bands(lines: dict[str, str], span: int, column: int, width: int) -> list[str]:
+    """Put the header over the rows, by their names, and cut them into bands of at most `width` columns."""
+    margin = 1 + max(map(len, lines), default=0)
     room = (width - margin) // column
     ticks = span if span <= room else max(1, room // TICKS_PER_NUMBER) * TICKS_PER_NUMBER
     ticks = max(ticks, 1)
     header = "".join(str(tick).ljust(TICKS_PER_NUMBER * column) for tick in range(0, span, TICKS_PER_NUMBER))
     bands = []
     for left in range(0, span * column, ticks * column):
-        pieces = [line[left : left + ticks * column] for line in (header, *lines)]
+        pieces = [line[left : left + ticks * column] for line in (header, *lines.values())]
         bands.append(
-            "\n".join((name.ljust(margin) + piece).rstrip() for name, piece in zip(["tick", *names], pieces))
+            "\n".join((name.ljust(margin) + piece).rstrip() for name, piece in zip(["tick", *lines], pieces))
         )
     return bands

@@ -150,6 +150,9 @@ NEAR = {
     "commas in the text": "rank 0: F0@0, F1@0, B0@0, B1@0\nrank 1: F0@1, B0@1, F1@1, B1@1",
     "bubbles as dots": "rank 0: F0 F1 . . B0 . B1\nrank 1: . F0 B0 F1 B1",
     "torch's tokens as text": "rank 0: 0F0 0F1 0B0 0B1\nrank 1: 1F0 1B0 1F1 1B1",
+    "CSV with tabs": "0F0\t0F1\t\t\t0B0\t0B1\n\t1F0\t1B0\t1F1\t1B1\t",
+    "text with tabs": "F0@0\tF1@0 B0@0\tB1@0\nF0@1\tB0@1 F1@1\n\tB1@1",
+    "CSV with semicolons": "0F0;0F1;;;0B0;0B1\n;1F0;1B0;1F1;1B1;",
     "stages left out of CSV": "F0,F1,,,B0,B1\n,F0,B0,F1,B1",
     "lines that continue": "rank 0: F0@0 F1@0\n   B0@0\n\tB1@0\nrank 1: F0@1\n  B0@1 F1@1 B1@1",
     "BW of the papers": "F0 F1 BW0 BW1\nF0 BW0 F1 BW1",
@@ -255,3 +258,12 @@ def test_a_table_that_plays_to_its_end_is_drawn_so(case):
         read_any(text, "mine")
     assert ("drawn without waits" in str(caught.value)) != plays, str(caught.value)
     assert ("bubble" in str(caught.value)) == plays and "tick" in str(caught.value), str(caught.value)
+
+
+def test_a_flaw_among_many_ranks_is_drawn_with_the_ranks_near_it():
+    rows = [f"F0@{rank} B0@{rank}" for rank in range(300)]
+    rows[200] = "B0@200 F0@200"
+    with pytest.raises(ScheduleError) as caught:
+        read_any("\n".join(rows), "mine")
+    drawn = [line.split()[1] for line in str(caught.value).splitlines() if line.startswith("rank ")]
+    assert drawn == [str(rank) for rank in range(192, 208)] and len(str(caught.value)) < 4000
