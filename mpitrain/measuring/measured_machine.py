@@ -9,6 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Mapping
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -74,18 +75,20 @@ def measured_machine(
     node = world.node_gather("who is on this node", world.rank)
     near = max(world.all_gather("their nodes", len(node)))
     cores = min(world.all_gather("their cores", world.node_cores))
-    with place.waiting("measuring the device"):
+    way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
+    with place.waiting("measuring the device and its links"):
         dtypes = _dtypes(placement)
+        links = node_links.mesh_of(world, way)
         rounds = measured_in_rounds(
-            lambda: device.measured(placement.device, dtypes),
+            lambda: chain(
+                device.measured(placement.device, dtypes), node_links.measured(links, placement.device)
+            ),
             lambda is_settled: all(world.all_gather("whether rounds agree", is_settled)),
         )
+        links.free()
         samples = rounds.samples()
         if placement.gpu is not None:
             samples += device.measured_host(placement.device, max(1, cores // near))
-    way = way_of_messages(placement, world, config.comm.device, node_links.TIMEOUT_S)
-    with place.waiting("measuring links"):
-        samples += node_links.measured(world, placement, way)
     if folder is not None:
         with place.waiting("measuring storage"):
             samples += storage.measured(world, folder, near)
