@@ -1,26 +1,68 @@
 """Communicators that are revoked together, when a rank has died (ULFM: Open MPI 5, mpirun --with-ft ulfm).
 
+A death while a communicator is made can raise an error on some of its ranks alone. They revoke what
+they have; the others have one more, and may wait there for ranks that never had it. So a thread of
+each rank looks whether the first of the family is revoked, and then revokes the rest.
+
 To import it loads MPI: only runs with spare ranks do.
 """
 
+import threading
 from typing import cast
 
 from mpitrain.comm.base.mpi import MPI
 
+LOOK_S = 0.5
+
+
+class Family:
+    """A communicator, and those made of it and of those, but for what is freed."""
+
+    def __init__(self, first: "RevocableComm"):
+        self._first = first
+        self._members = [first]
+        self._lock = threading.Lock()  # nothing is freed while it is revoked
+        self._is_revoked_here = threading.Event()
+
+    def watch(self) -> None:
+        """Have a thread revoke the rest once another rank has revoked the first, until this one does."""
+        threading.Thread(target=self._watch, name="mpitrain-revoke", daemon=True).start()
+
+    def add(self, comm: "RevocableComm") -> None:
+        with self._lock:
+            self._members.append(comm)
+
+    def remove(self, comm: "RevocableComm") -> None:
+        with self._lock:
+            self._members[:] = [member for member in self._members if member is not comm]
+
+    def revoke(self) -> None:
+        """End every wait on them, here and on all their ranks, with an error of class ERR_REVOKED."""
+        self._is_revoked_here.set()
+        self._revoke()
+
+    def _revoke(self) -> None:
+        with self._lock:
+            for comm in self._members:
+                if not comm.Is_revoked():
+                    comm.Revoke()
+
+    def _watch(self) -> None:
+        while not self._is_revoked_here.wait(LOOK_S):
+            if self._first.Is_revoked():
+                self._revoke()
+
 
 class RevocableComm(MPI.Intracomm):
-    """A communicator that knows all that was made of it.
+    """A communicator that knows all that was made of it."""
 
-    family: it, and the communicators made of it and of those, but for what is freed.
-    """
-
-    family: list["RevocableComm"]
+    family: Family
 
     @classmethod
     def first(cls, comm: MPI.Comm) -> "RevocableComm":
         """Return a communicator as the first of its family."""
         first = cls(comm)
-        first.family = [first]
+        first.family = Family(first)
         return first
 
     def Split(self, color: int = 0, key: int = 0) -> "RevocableComm":
@@ -37,18 +79,13 @@ class RevocableComm(MPI.Intracomm):
 
     def Free(self) -> None:
         """Free it. The family has it no more."""
-        self.family[:] = [comm for comm in self.family if comm is not self]
+        self.family.remove(self)
         super().Free()
-
-    def revoke_all(self) -> None:
-        """End every wait on the family, here and on all its ranks, with an error of class ERR_REVOKED."""
-        for comm in self.family:
-            comm.Revoke()
 
     def _member(self, comm: MPI.Comm) -> "RevocableComm":
         if comm == MPI.COMM_NULL:
             return cast("RevocableComm", comm)
         member = RevocableComm(comm)
         member.family = self.family
-        self.family.append(member)
+        self.family.add(member)
         return member

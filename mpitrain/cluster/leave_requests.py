@@ -25,12 +25,15 @@ class LeaveRequests:
 
     asked_by: the last of these signals.
     time: that the job has, on the rank that knows it.
+    is_unsaved: the newest step is in memory alone (recovery.every), and the run is being opened: it
+    leaves after its next step, which it saves, and not before. Alike on all ranks.
     """
 
     def __init__(self) -> None:
         self.num_asked = 0
         self.asked_by = ""
         self.time: Allotted | None = None
+        self.is_unsaved = False
         self._phases_without_save = PHASES[:-1]
         self._leave_by = float("inf")
         self._asked_at = -ECHO_S
@@ -41,12 +44,15 @@ class LeaveRequests:
         Until then there is nothing to save in any phase.
         """
         self._phases_without_save = BEFORE_STEPS
+        self.is_unsaved = False
 
     def saves_nothing(self, phase: str) -> bool:
-        return phase in self._phases_without_save
+        return phase in self._phases_without_save and not self.is_unsaved
 
     def why(self) -> str:
-        """Return why this rank has to leave, in words; "" if it hasn't."""
+        """Return why this rank has to leave before it takes a step, in words; "" if it hasn't."""
+        if self.is_unsaved:
+            return ""
         if self.num_asked:
             return "it was asked to leave"
         return (

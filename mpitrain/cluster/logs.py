@@ -38,6 +38,22 @@ class Both(Unread):
         return super().write(data)
 
 
+class OpenStreams:
+    """Standard output and error as they are before begin(), for a rank that may take another one's place."""
+
+    def __init__(self) -> None:
+        self._streams = sys.stdout, sys.stderr
+        self._descriptors = os.dup(1), os.dup(2)
+
+    def restore(self) -> None:
+        """Write there again, and to no log."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, descriptor in enumerate(self._descriptors, start=1):
+            os.dup2(descriptor, number)
+        sys.stdout, sys.stderr = self._streams
+
+
 def begin(folder: Path, rank: int, num_ranks: int) -> None:
     """Let this rank write to its log from now on.
 

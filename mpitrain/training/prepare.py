@@ -20,7 +20,6 @@ from mpitrain.cluster.limit import Limit
 from mpitrain.cluster.rundir import RunDir, read_with_origins
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.cluster.threads import num_threads
-from mpitrain.comm.base.mpi_errors import is_of_lost_rank
 from mpitrain.comm.base.spare_ranks import is_enabled, require_fault_tolerance, survives_deaths
 from mpitrain.comm.base.world import World
 from mpitrain.config import Config, LoadedConfig, RecoveryTable, as_override, plugins_of
@@ -73,7 +72,9 @@ def open_run(
     """Join the ranks and open the run, without spare ranks. Collective over all ranks; raises as these do."""
     joined = join_ranks(path, overrides, guard)
     joined.world.on_every_rank("looking for spares", lambda: require_no_spares(joined.asked.config))
-    return open_joined(joined, guard, record), joined.world
+    opened = open_joined(joined, guard, record)
+    guard.requests.is_unsaved = False  # whoever opened it may take no step
+    return opened, joined.world
 
 
 def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> JoinedRanks:
@@ -141,9 +142,9 @@ def open_joined(joined: JoinedRanks, guard: Guard, record: RecordRequest | None 
     opening = Opening(asked, resolved, plan, tokenizer, vocabulary, world, guard, record, notes)
     try:
         return opening.opened()
-    except Exception as error:
-        if is_of_lost_rank(error):
-            opening.rundir.release()  # this process opens it again
+    except Exception:
+        if joined.survives:
+            opening.rundir.release()  # this process opens it again, if a rank has died
         raise
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from mpitrain.cluster import entry
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.limit import Limit
+from mpitrain.cluster.logs import OpenStreams
 from mpitrain.cluster.status_board import BUSY, WAITING
 from mpitrain.comm.base.mpi_errors import is_of_lost_rank
 from mpitrain.comm.base.spare_ranks import SPARE, SpareRanks
@@ -97,11 +98,12 @@ class _Rounds:
         self._round = one_round
         self._guard = guard
         self._place = guard.place
-        self._number = guard.place.rank  # of this rank as a spare
+        self._number = guard.place.rank  # by the launcher
         self._notes = joined.notes
         self._error: MpitrainError | None = None  # that ended a round on all ranks
         self._world: World | None = None  # of the round, on a rank with a place
         self._repairs = 0
+        self._streams = OpenStreams()
         recovery = self._config.recovery
         unit = ranks_of_replica(self._config) if recovery.shrink else 0
         self._spares = SpareRanks(joined.world.comm, recovery.spares, unit)
@@ -117,6 +119,8 @@ class _Rounds:
                 well = self._spares.ended_well(code is not None)
             if code is not None and well:
                 if self._error is not None:
+                    if self._spares.place == 0 and self._number:  # who would report it is dead
+                        entry.warn(str(self._error))
                     raise self._error
                 return code
             self._repair()
@@ -181,11 +185,13 @@ class _Rounds:
         begin_s = time.monotonic()
         place = self._place
         self._spares.revoke()
+        self._guard.requests.is_unsaved = bool(self._config.recovery.every)  # until it is known
         place.name(place.who, Limit(self._config.comm.timeout_s).seconds)
         place.enter("repair", "waiting for a save under way", BUSY)
         in_flight = None if self._world is None else self._world.in_flight
         self._world = None
         self._round.leave()
+        self._streams.restore()
         before = self._spares.num_places
         with place.at("repair", "for all ranks that live, to replace the dead", WAITING):
             lost = self._spares.repair(in_flight)

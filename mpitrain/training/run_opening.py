@@ -205,6 +205,7 @@ class Opening:
 
         None of the last step: that has to be saved on disk. Collective over all ranks.
         """
+        self.guard.requests.is_unsaved = False
         if memory is None or not memory.is_used():
             return saved
         from mpitrain.training.saving.copied_step import save_copied_step
@@ -225,6 +226,7 @@ class Opening:
         except (CheckpointError, StorageError) as error:
             self.notes.append(f"not from memory: {error.args[0]}")
             return saved
+        self.guard.requests.is_unsaved = bool(newest.step)
         return newest if newest.step else saved
 
     def _memory(self) -> NodeMemory | None:
@@ -252,6 +254,8 @@ class Opening:
         token, said = self.rundir.take(self.guard.end, self._still)
         self.notes += [said] * bool(said)
         self.before = self.rundir.require_same_run(self.config)
+        if self.before is None:  # what names copies in memory was put here: this run has made none
+            self.rundir.recovery.unlink(missing_ok=True)
         data = self.config.data
         try:
             for part in corpus_of(data).parts:

@@ -18,6 +18,7 @@ from launch import (
     loss_lines,
     mpirun,
     run_tiny,
+    short,
     slowness,
     started,
     tail,
@@ -51,6 +52,35 @@ def saved(run_dir):
     return sorted(
         path.name for path in (run_dir / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", path.name)
     )
+
+
+SET = """
+import os, runpy, sys, time
+metrics, *words = sys.argv[1:]
+of_day = time.time
+
+def set_twice():  # a day forward, later back by two
+    steps = open(metrics).read().count("\\n") if os.path.exists(metrics) else 0
+    return of_day() + (0 if steps < 20 else 86400 if steps < 40 else -86400)
+
+time.time = set_twice
+sys.argv = ["mpitrain", *words]
+runpy.run_module("mpitrain", run_name="__main__")
+"""
+
+
+def test_a_time_of_day_that_is_set_ends_no_run_and_breaks_no_report(tmp_path, text):
+    metrics = tmp_path / "run/metrics.jsonl"
+    limits = dict(run_time_limit="1:00:00", comm_timeout_s=short(30), run_steps=60, run_save_every=20)
+    _, *words = command(tmp_path / "run", text, **limits)
+    done = mpirun(2, sys.executable, "-c", SET, str(metrics), *words)
+    assert done.returncode == 0, tail(done.output)
+    assert saved(tmp_path / "run")[-1] == "step-00000060"
+    times = [json.loads(line)["time"] for line in metrics.read_text().splitlines()]
+    jumps = [after > before for before, after in zip(times, times[1:]) if abs(after - before) > 3600]
+    assert jumps == [True, False], times
+    report = mpirun(0, MPITRAIN, "report", str(tmp_path / "run"), cwd=tmp_path)
+    assert report.returncode == 0, tail(report.output)
 
 
 @LONG

@@ -244,6 +244,26 @@ def test_mlflow_has_each_step_once_after_a_rollback_in_the_same_process(tmp_path
     assert MlflowLogger.resumes(run) and not MlflowLogger.resumes(run._replace(config={"run.steps": 3}))
 
 
+@pytest.mark.skipif("tensorboard" not in INSTALLED, reason="pip install 'mpitrain[tensorboard]'")
+def test_tensorboard_resumes_in_another_file_and_has_each_step_once(tmp_path):
+    """The first logger was killed after a step of which nobody knew that it was logged."""
+    from mpitrain.report.loggers.catalog import LoggedRun
+    from mpitrain.report.loggers.tensorboard_events import TensorBoardLogger
+
+    run = LoggedRun("run", tmp_path, {"run.steps": 3})
+    for of_start, steps in ((run, (0, 1, 2)), (run._replace(resumed=True), (2, 3))):
+        logger = TensorBoardLogger(of_start)
+        for step in steps:
+            logger.log(step, {"train/loss": step / 4}, 1e9 + step)
+        logger.end()
+    rows, config = tensorboard_rows(tmp_path)
+    assert rows == {step: {"train/loss": step / 4} for step in range(4)} and config["run.steps"] == "3"
+    assert TensorBoardLogger.resumes(run)
+    assert not TensorBoardLogger.resumes(run._replace(config={"run.steps": 4}))
+    TensorBoardLogger(run).end()
+    assert len(list(tmp_path.glob("events.*"))) == 1
+
+
 def calls_of(run_dir):
     """Return the operations of each axis, by step."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

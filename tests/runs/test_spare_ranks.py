@@ -7,6 +7,7 @@ kills in 200 runs, over all layouts.
 import random
 import re
 import signal
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +32,7 @@ from launch import (
 from undisturbed import undisturbed_runs
 
 from mpitrain.checkpoint.folders import TMP
+from mpitrain.checkpoint.load import steps
 
 STEPS = 14
 SETTINGS = dict(run_steps=STEPS, run_save_every=4, run_eval_every=6, recovery_every=1)
@@ -164,6 +166,56 @@ def test_the_death_of_a_spare_leaves_the_run_alone(tmp_path, text, undisturbed):
         done = job.wait(60)
     assert "spare rank 2" in done.output and done.returncode == 0, tail(done.output)
     assert loss_lines(run_dir) == loss_lines(whole)
+
+
+@ULFM
+def test_asked_to_leave_during_a_repair_it_saves_a_step_first(tmp_path, text):
+    run_dir = tmp_path / "run"
+    layout = LAYOUTS[0][1] | dict(run_save_every=0, run_steps=1000)
+    with started(0, *with_spares(2, run_dir, text, **layout), forked=False) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 4, 60)
+        first = living(job)[0]
+        kill(job, 1)
+        job.signal(first, signal.SIGUSR1)
+        done = job.wait(60)
+    assert done.returncode == 75 and "repaired in" in done.output, tail(done.output)
+    assert max(steps(run_dir / "checkpoints"), default=0) >= 4, tail(done.output)
+
+
+LEFT_ALONE = """
+import os, signal, time
+from mpitrain.comm.base.mpi import MPI
+from mpitrain.comm.base.revocable import RevocableComm
+from mpitrain.comm.base.spare_ranks import SPARE, SpareRanks
+from mpitrain.comm.base.world import start
+
+start()
+spares = SpareRanks(RevocableComm.first(MPI.COMM_WORLD), 1)
+spares.make_layout()
+if spares.place == SPARE:
+    os.kill(os.getpid(), signal.SIGKILL)
+if spares.place == 0:  # had an error where the other one has another communicator now
+    MPI.Intracomm.Split(spares.layout)
+    time.sleep(1)
+else:
+    try:
+        spares.layout.Split().recv(source=0)
+    except MPI.Exception as error:
+        print("woken:", error.Get_error_class() == MPI.ERR_REVOKED)
+spares.revoke()
+spares.ended_well(False)
+print("lost:", spares.repair(None), flush=True)
+os._exit(0)
+"""
+
+
+@ULFM
+def test_a_rank_that_waits_where_others_never_were_is_woken(tmp_path):
+    """A death while a communicator is made can leave it with some of its ranks alone."""
+    (tmp_path / "alone.py").write_text(LEFT_ALONE)
+    command = [MPIRUN, "--with-ft", "ulfm", "-n", "3", sys.executable, str(tmp_path / "alone.py")]
+    done = mpirun(0, *command, forked=False, timeout=30)
+    assert done.output.count("lost: []") == 2 and "woken: True" in done.output, tail(done.output)
 
 
 @ULFM

@@ -7,6 +7,8 @@ MPITRAIN_EFFORT=200 kills as often, over all layouts; by default a few.
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -255,7 +257,10 @@ CHANGED = {"torn": 0, "meta": MARKS, "a bit": MARKS + META_BYTES + 1000}  # the 
 
 
 @pytest.mark.few_cases(3)
-@pytest.mark.parametrize("change", ["moved", "a link", "of another run", "torn", "cut", "meta", "a bit"])
+@pytest.mark.parametrize(
+    "change",
+    ["older", "moved", "a link", "of another run", "torn", "cut", "meta", "manifest", "a bit"],
+)
 def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
     run_dir = tmp_path / "run"
     with started(1, MPITRAIN, "run", *tiny(run_dir, text, **SETTINGS)) as job:
@@ -274,8 +279,16 @@ def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
             named = folder.with_name(f"mpitrain-{os.getpid()}")
             named.symlink_to(folder)
             rundir.recovery.write_text(json.dumps({"folder": str(named)}))
+        elif change == "older":  # a run begins anew where another one was, of which this file was kept
+            kept = rundir.recovery.read_bytes()
+            shutil.rmtree(run_dir)
+            run_dir.mkdir()
+            rundir.recovery.write_bytes(kept)
         elif change == "of another run":
             (folder / "run").write_text(str(tmp_path))
+        elif change == "manifest":  # where an array lies in a copy
+            path = binary.with_suffix(".json")
+            path.write_text(re.sub(r'"at":(\d+)', '"at":0', path.read_text(), count=2))
         elif change in CHANGED:
             content = bytearray(binary.read_bytes())
             for copy in (0, len(content) // 2):
@@ -284,7 +297,7 @@ def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
         else:
             os.truncate(binary, 1000)
         # the digest of all bytes is compared where they are read
-        assert change == "a bit" or newest_step_in_memory(RunDir(run_dir)) == 0
+        assert change in ("a bit", "older") or newest_step_in_memory(RunDir(run_dir)) == 0
         done = run_tiny(1, run_dir, text, **SETTINGS)
         assert done.returncode == 0 and "resuming" not in done.output, tail(done.output)
         assert ("has another digest than it was made with" in done.output) == (change == "a bit")
@@ -292,6 +305,42 @@ def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
         for path in folder.parent.glob(f"mpitrain-{os.getpid()}"):
             path.unlink()
         subprocess.run(["rm", "-rf", str(folder)], check=True)
+
+
+def test_a_folder_that_was_being_made_or_removed_is_finished_and_any_path_of_a_run_is_its_own(tmp_path, text):
+    """Node 1 was killed when its folder had no name of a run yet, or no more. A link leads to the run."""
+    run_dir = tmp_path / "run"
+    settings = SETTINGS | LAYOUTS[0][1] | dict(comm_node_ranks=1, run_save_every=0)
+    with started(2, MPITRAIN, "run", *tiny(run_dir, text, **settings)) as job:
+        wait_for_step(job, run_dir, 4)
+        for pid in job.ranks():  # not job.kill(), which removes what it has mapped
+            job.signal(pid, signal.SIGKILL)
+        job.wait(60)
+    folders = memory_folders(RunDir(run_dir))
+    (folders[1] / "run").unlink()
+    (tmp_path / "link").symlink_to(tmp_path)
+    done = run_tiny(2, tmp_path / "link/run", text, **settings)
+    assert done.returncode == 0 and f"of {folders[0]}" in done.output, tail(done.output)
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_asked_to_leave_while_it_resumes_from_memory_a_run_saves_a_step_first(tmp_path, text):
+    """Memory of its nodes may be gone with the job, and nothing is on disk."""
+    run_dir = tmp_path / "run"
+    given = tiny(run_dir, text, **SETTINGS | dict(run_save_every=0, run_steps=1000))
+    with started(1, MPITRAIN, "run", *given) as job:
+        wait_for_step(job, run_dir, 4)
+        for pid in job.ranks():
+            job.signal(pid, signal.SIGKILL)
+        job.wait(60)
+    copied = newest_step_in_memory(RunDir(run_dir))
+    lock = (run_dir / "run.lock").read_bytes()
+    with started(1, MPITRAIN, "run", *given) as job:
+        job.wait_for(lambda: (run_dir / "run.lock").read_bytes() != lock, 60)
+        job.signal(job.ranks()[0], signal.SIGUSR1)
+        done = job.wait(60)
+    assert done.returncode == 75, tail(done.output)
+    assert max(steps(run_dir / "checkpoints")) > copied >= 3, tail(done.output)
 
 
 def whole_copies(binary):
@@ -399,7 +448,9 @@ def test_asked_to_leave_between_two_starts_it_starts_no_more(name):
 
 def test_a_supervisor_that_is_killed_leaves_nothing_running(tmp_path, text):
     run_dir = tmp_path / "run"
-    with started(0, *supervised(2, run_dir, text, SETTINGS | dict(run_steps=100_000)), forked=False) as job:
+    (tmp_path / "memory").mkdir()
+    settings = SETTINGS | dict(run_steps=100_000, recovery_folder=tmp_path / "memory")
+    with started(0, *supervised(2, run_dir, text, settings), forked=False) as job:
         wait_for_step(job, run_dir, 3)
         job.signal(job.process.pid, signal.SIGKILL)
         job.process.wait()

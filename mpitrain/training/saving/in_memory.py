@@ -165,8 +165,10 @@ class MemoryCopies:
         parts = _described(takers[0].snapshot.parts(), file.bytes_of(0).ctypes.data)
         writer = dict(about.writer)
         manifest = Manifest(len(numbers), num_bytes, parts, about.config, writer, self._world.num_nodes)
+        text = msgspec.json.encode(manifest)
+        file.describe_by(text)
         with replacing(path.with_suffix(".json")) as json_file:
-            json_file.write(msgspec.json.encode(manifest))
+            json_file.write(text)
         self._files.append(file)
         self._takers.append(takers)
 
@@ -252,6 +254,7 @@ class PartnerExchange:
                 name, text = name_and_text
                 used_bytes = msgspec.json.decode(text, type=Manifest).used_bytes
                 self.received = CopyFile.make(path.with_name(name).with_suffix(".bin"), num_bytes, used_bytes)
+                self.received.describe_by(text)
                 with replacing(path.with_name(name)) as file:
                     file.write(text)
 

@@ -1,7 +1,7 @@
 """Where a run keeps copies of its state in memory of its nodes, and how they are read.
 
     /dev/shm/mpitrain-3f9a2c61d0b47e58    of one run; outlives its processes, not the node
-        run                               the absolute path of the run directory
+        run                               the path of the run directory, links resolved
         copies-5d1c/shard-0.json          what of which arrays a part of the state holds, and where
         copies-5d1c/shard-0.bin           its two newest copies, byte for byte
         step-00000057                     the checkpoint that a start has made of copies
@@ -81,7 +81,8 @@ class Manifest(msgspec.Struct, frozen=True):
 class CopyFile:
     """The copies of one part of the state in memory, each of `num_bytes` bytes, of which the first are used.
 
-    Before each copy: its step twice, the bytes of its meta, the digests of its used bytes and of its meta.
+    Before each copy: its step twice, the bytes of its meta, the digests of its used bytes, and of its meta
+    with the manifest.
     """
 
     def __init__(self, memory: mmap.mmap, num_bytes: int, used_bytes: int):
@@ -89,6 +90,11 @@ class CopyFile:
         self._stride = MARKS + META_BYTES + num_bytes
         self._used_bytes = used_bytes
         self.num_bytes = num_bytes
+        self._manifest_digest = 0
+
+    def describe_by(self, manifest: bytes) -> None:
+        """Take note of what says where arrays lie in a copy: with another text no copy counts."""
+        self._manifest_digest = xxhash.xxh3_64_intdigest(manifest)
 
     @classmethod
     def make(cls, path: Path, num_bytes: int, used_bytes: int) -> "CopyFile":
@@ -150,7 +156,7 @@ class CopyFile:
         self._memory[begin : begin + len(text)] = text
         marks = self._marks(generation)
         marks[2] = len(text)
-        marks[3:].view(np.uint64)[:] = digest, _digest_of_meta(text, step)
+        marks[3:].view(np.uint64)[:] = digest, self._digest_of_meta(text, step)
         marks[0] = step
         marks[1] = step
 
@@ -201,11 +207,10 @@ class CopyFile:
         if first != second or first <= 0:
             return 0
         digest = int(self._marks(generation)[3:].view(np.uint64)[1])
-        return first if digest == _digest_of_meta(self._meta_text(generation), first) else 0
+        return first if digest == self._digest_of_meta(self._meta_text(generation), first) else 0
 
-
-def _digest_of_meta(text: bytes, step: int) -> int:
-    return xxhash.xxh3_64_intdigest(text, seed=step)
+    def _digest_of_meta(self, text: bytes, step: int) -> int:
+        return xxhash.xxh3_64_intdigest(text, seed=self._manifest_digest ^ step)
 
 
 # ---------------------------------------------------------------- folders of a run
@@ -245,9 +250,15 @@ def _is_own(folder: Path, rundir: RunDir) -> bool:
     try:
         if kind_of(folder) != "a folder" or folder.lstat().st_uid != os.getuid():
             return False
-        return read_regular(folder / RUN, MOST_BYTES).decode() == str(rundir.path.absolute())
+        return read_regular(folder / RUN, MOST_BYTES).decode() == os.path.realpath(rundir.path)
     except (OSError, ValueError):
         return False  # a stranger's, or none any more
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Return whether a rank of this user was killed between making a folder and naming its run."""
+    own = kind_of(folder) == "a folder" and folder.lstat().st_uid == os.getuid()
+    return own and kind_of(folder / RUN) is None
 
 
 def _identity(folder: Path) -> str:
@@ -350,7 +361,10 @@ class NodeMemory:
         def remove_all() -> None:
             for folder in self.folders():
                 with suppress(OSError):  # then the node's next boot does
-                    remove(folder)
+                    # what says whose it is goes last: a start removes the rest after a kill
+                    names = [name for name, _ in names_in(folder) if name != RUN]
+                    for path in (*(folder / name for name in names), folder):
+                        remove(path)
 
         def forget() -> None:
             with suppress(OSError):
@@ -373,9 +387,10 @@ class NodeMemory:
         if _is_own(folder, self._rundir):
             return
         try:
-            folder.mkdir(mode=0o700)
+            if not _is_unfinished(folder):
+                folder.mkdir(mode=0o700)
             with replacing(folder / RUN) as file:
-                file.write(str(self._rundir.path.absolute()).encode())
+                file.write(os.path.realpath(self._rundir.path).encode())
         except OSError as error:
             what = f"recovery.folder = {shown(parent)}: {error.strerror}"
             raise CheckpointError(
@@ -434,8 +449,9 @@ def read_copy(folder: Path, number: int) -> tuple[Manifest, CopyFile]:
     try:
         text = read_regular(folder / f"shard-{number}.json", MOST_MANIFEST_BYTES)
         manifest = msgspec.json.decode(text, type=Manifest)
-        path = folder / f"shard-{number}.bin"
-        return manifest, CopyFile.read(path, manifest.num_bytes, manifest.used_bytes)
+        copies = CopyFile.read(folder / f"shard-{number}.bin", manifest.num_bytes, manifest.used_bytes)
+        copies.describe_by(text)
+        return manifest, copies
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{shown(folder)}: shard {number} of copies can't be read: {error}") from None
 
