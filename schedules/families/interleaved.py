@@ -37,7 +37,7 @@ def interleaved(num_ranks: int, num_microbatches: int, options: Options) -> list
     """
     chunks = options.chunks or CHUNKS
     if options.group is not None and smallest_group(num_ranks) <= options.group < num_ranks:
-        return _small_groups(num_ranks, num_microbatches, chunks, options.group)
+        return split_groups(num_ranks, num_microbatches, chunks, options.group)
     sizes = groups("interleaved", num_ranks, num_microbatches, options.group)
     rows = []
     for rank in range(num_ranks):
@@ -55,8 +55,11 @@ def smallest_group(num_ranks: int) -> int:
     return (num_ranks + 1) // 2
 
 
-def _small_groups(num_ranks: int, num_microbatches: int, chunks: int, group: int) -> list[list[Action]]:
-    """Place F, I and W in slots: a turn of them is three, and a group has `group` turns a chunk."""
+def split_groups(num_ranks: int, num_microbatches: int, chunks: int, group: int) -> list[list[Action]]:
+    """Place F, I and W in slots: a turn of them is three, and a group has `group` turns a chunk.
+
+    group: from smallest_group() to the number of ranks.
+    """
     turns = PERIOD * group
     rows = []
     for rank in range(num_ranks):

@@ -26,6 +26,7 @@ from mpitrain.schedules.families.interleaved import (
     interleaved_zb,
     looped_bfs,
     smallest_group,
+    split_groups,
 )
 from mpitrain.schedules.families.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B
 from mpitrain.schedules.families.v_1f1b import v_1f1b
@@ -175,6 +176,7 @@ def _looped(num_ranks: int, num_microbatches: int, options: Options) -> Iterator
         yield interleaved(num_ranks, num_microbatches, more)
         whole = -(-num_microbatches // (group or num_ranks)) * (group or num_ranks)
         yield _first(interleaved(num_ranks, whole, more), num_microbatches)
+    yield split_groups(num_ranks, num_microbatches, options.chunks or CHUNKS, num_ranks)
     for rows in (interleaved_zb, looped_bfs):
         yield rows(num_ranks, num_microbatches, options)
 

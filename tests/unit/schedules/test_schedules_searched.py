@@ -62,6 +62,13 @@ def test_none_that_is_published_is_shorter_with_its_memory(
     assert min(found) <= makespan
 
 
+def test_groups_of_as_many_as_ranks_take_part_with_split_backwards():
+    """As group_interleaved_1f1b.py of the same repository has them: 381.575."""
+    times = Times(7.9, 5.2, 12.5, 3)
+    options = Options(4, times=times, memory_limit=5, weight_memory=0.5)
+    assert simulate_table(build("interleaved-auto", 5, 9, options), times).makespan <= 381.575 + 1e-9
+
+
 @pytest.mark.parametrize("seed", but_for(range(40), longer=range(4, 40)))
 def test_no_named_schedule_that_fits_is_shorter(seed):
     chance = random.Random(seed)
