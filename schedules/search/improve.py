@@ -9,12 +9,13 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import islice, product
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.search.guides import first_guides, near, starts, unlimited
 from mpitrain.schedules.search.list_schedule import Guide, ListSchedule
-from mpitrain.schedules.search.polish import polish
+from mpitrain.schedules.search.polish import LENGTH, polish
 from mpitrain.schedules.search.problem import ROUNDING, WEIGHT, Problem, is_large
 from mpitrain.schedules.search.recomputation import recomputed
 from mpitrain.schedules.search.timed_order import Order, OrderedPlay, Rows, TimedOrder, is_shorter, order_of
@@ -31,9 +32,8 @@ MOVES, MOST_MOVES = 6, 800  # of the polish: for each play that there is time fo
 
 
 class RankedOrder(NamedTuple):
-    """A plan, and the guide that led to it, or would lead near it. cost: makespan, span."""
+    """A plan, and the guide that led to it, or would lead near it."""
 
-    cost: tuple[float, float]
     plan: TimedOrder
     guide: Guide
 
@@ -62,9 +62,9 @@ def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:
     moves = min(MOVES * num_plays(problem.num_operations), MOST_MOVES) // 2  # each takes twice as long
     plays = product(_different(known), (None, 0, 1))
     plans = [plan for one in plays if (plan := _play_freed(problem, *one)) is not None]
-    different = {_cost(plan): plan for plan in plans}
-    best = [polish(problem, different[cost], moves) for cost in sorted(different)[:KEPT_FREED]]
-    return min(best, key=_cost, default=None)
+    different = {plan.length: plan for plan in plans}
+    best = [polish(problem, different[length], moves) for length in sorted(different)[:KEPT_FREED]]
+    return min(best, key=LENGTH, default=None)
 
 
 def _different(known: Iterable[Rows]) -> Iterator[Order]:
@@ -82,7 +82,7 @@ def _play_known(problem: Problem, pool: list[RankedOrder], order: Order, overlap
     order = order if overlap is None else _without_weights(order)
     if plan := OrderedPlay(problem, order, overlap, _longest(problem, pool)).play():
         guide = Guide(*starts(problem, plan), unlimited(problem), overlap or 0)
-        _add(problem, pool, RankedOrder(_cost(plan), plan, guide))
+        _add(problem, pool, RankedOrder(plan, guide))
 
 
 def _without_weights(order: Order) -> Order:
@@ -115,7 +115,7 @@ def _improve(problem: Problem, pool: list[RankedOrder]) -> None:
         if _is_best(problem, pool[0]):
             return
         plan = polish(problem, best.plan, min(MOVES * number, MOST_MOVES))
-        _add(problem, pool, RankedOrder(_cost(plan), plan, best.guide))
+        _add(problem, pool, RankedOrder(plan, best.guide))
 
 
 def _one_of(pool: list[RankedOrder], chance: random.Random) -> RankedOrder:
@@ -128,37 +128,34 @@ def _one_of(pool: list[RankedOrder], chance: random.Random) -> RankedOrder:
 
 def _play(problem: Problem, pool: list[RankedOrder], guide: Guide) -> None:
     if plan := ListSchedule(problem, guide, _longest(problem, pool)).play():
-        _add(problem, pool, RankedOrder(_cost(plan), plan, guide))
+        _add(problem, pool, RankedOrder(plan, guide))
 
 
 def _is_best(problem: Problem, candidate: RankedOrder) -> bool:
     """Whether no order has a shorter makespan."""
-    return candidate.cost[0] <= problem.bound * (1 + ROUNDING)
+    return candidate.plan.makespan <= problem.bound * (1 + ROUNDING)
 
 
 def _most_kept(problem: Problem) -> int:
     return KEPT if num_plays(problem.num_operations) >= MANY else KEPT_OF_FEW
 
 
-def _cost(plan: TimedOrder) -> tuple[float, float]:
-    return plan.makespan, plan.span
-
-
 def _add(problem: Problem, pool: list[RankedOrder], candidate: RankedOrder) -> None:
     """Take a candidate into the pool if it is one of the best; of two makespans that are equal one stays."""
-    equal = [one for one in pool if abs(candidate.cost[0] - one.cost[0]) <= ROUNDING * one.cost[0]]
+    makespan = candidate.plan.makespan
+    equal = [one for one in pool if abs(makespan - one.plan.makespan) <= ROUNDING * one.plan.makespan]
     if equal and not is_shorter(candidate.plan, equal[0].plan):
         return
     if equal:
         pool.remove(equal[0])
     pool.append(candidate)
-    pool.sort(key=lambda one: one.cost)
+    pool.sort(key=attrgetter("plan.length"))
     del pool[_most_kept(problem) :]
 
 
 def _longest(problem: Problem, pool: list[RankedOrder]) -> float:
     """Return the longest makespan that takes part."""
-    return pool[-1].cost[0] if len(pool) == _most_kept(problem) else inf
+    return pool[-1].plan.makespan if len(pool) == _most_kept(problem) else inf
 
 
 def by_rules(problem: Problem, makespan: float) -> Iterator[list[list[Action]]]:

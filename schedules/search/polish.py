@@ -5,6 +5,7 @@ al. 1983): what all ranks do has many orders from which no single move leads dow
 """
 
 import random
+from operator import attrgetter
 
 from mpitrain.schedules.search.problem import AGAIN, FORWARD, INPUT, PLAIN, ROUNDING, WEIGHT, Problem
 from mpitrain.schedules.search.recomputation import recomputed
@@ -13,18 +14,15 @@ from mpitrain.schedules.search.timed_order import Order, OrderedPlay, TimedOrder
 FARTHEST = 6  # places that one move goes
 WARMTH = 0.3  # of a microbatch's time on a rank: what a move may cost at first
 OVERLAPS = (0, 0.5, 1)
+LENGTH = attrgetter("length")
 
 
 def polish(problem: Problem, plan: TimedOrder, moves: int) -> TimedOrder:
     """Return the plan, or a shorter one that a number of moves leads to."""
     best = plan
     for warmth in (0, WARMTH):
-        best = min(best, _anneal(problem, best, moves // 2, warmth * problem.period), key=_length)
+        best = min(best, _anneal(problem, best, moves // 2, warmth * problem.period), key=LENGTH)
     return best
-
-
-def _length(plan: TimedOrder) -> tuple[float, float]:
-    return plan.makespan, plan.span
 
 
 def _anneal(problem: Problem, plan: TimedOrder, moves: int, warmth: float) -> TimedOrder:
@@ -42,7 +40,7 @@ def _anneal(problem: Problem, plan: TimedOrder, moves: int, warmth: float) -> Ti
         moved = OrderedPlay(problem, played, OVERLAPS[int(3 * chance.random())], allowed).play()
         if moved is not None:
             length, path, now = moved.makespan, critical_path(problem, moved), order
-            best = min(best, moved, key=_length)
+            best = min(best, moved, key=LENGTH)
     return best
 
 

@@ -39,6 +39,11 @@ class TimedOrder(NamedTuple):
     def span(self) -> float:
         return max(row[-1][4] - row[0][3] for row in self.rows)
 
+    @property
+    def length(self) -> tuple[float, float]:
+        """What plans are sorted by: makespan, then span."""
+        return self.makespan, self.span
+
     def peak(self, problem: Problem) -> float:
         """Return the most stashes of one stage that a rank holds."""
         peak = 0.0
