@@ -366,12 +366,12 @@ def is_there(path: str | Path) -> bool:
 def require_file(path: str | Path | int, most_bytes: int) -> None:
     """Raise OSError unless it is a file of at most so many bytes. Opens nothing."""
     status = os.stat(path)
+    name = None if isinstance(path, int) else str(path)
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(
-            errno.EINVAL, f"it is {KINDS.get(stat.S_IFMT(status.st_mode), 'something else')}, needed a file"
-        )
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, needed a file", name)
     _require_size(status.st_size, most_bytes)
 
 

@@ -105,15 +105,19 @@ def require_plain(name: Any) -> None:
 
 
 def reply(given: bytes) -> Iterator[bytes]:
-    """Yield the text of each conversation, a line of JSON; or an object that says what is wrong.
+    """Yield the text of each conversation as JSON; or an object that says what is wrong.
 
-    given: lines of JSON: the template, names, and pairs of messages and whether an answer follows.
+    given: lines of JSON: the template, names, and of each conversation its messages and its stops
+    (chat_template.py), a text each.
     """
     lines = given.splitlines()
     template = new_environment().from_string(json.loads(lines[0]))
     special = json.loads(lines[1])
     for line in lines[2:]:
-        yield json.dumps(_text_or_error(template, json.loads(line), special)).encode() + b"\n"
+        messages, stops = json.loads(line)
+        for stop in stops:
+            asked = messages[:stop], stop is not None
+            yield json.dumps(_text_or_error(template, asked, special)).encode()
 
 
 def _text_or_error(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from mpitrain.data.limited import LimitedError, Limits, answer
+from mpitrain.data.limited import LimitedError, Limits, parts
 from mpitrain.data.special_tokens import text_of_token
 from mpitrain.errors import DataError
 from mpitrain.inputs import decoded, listed, read_file, shown
@@ -31,10 +31,11 @@ SANDBOX = "mpitrain.data.chat_sandbox"
 # of the child: published templates take 30 MB and milliseconds
 MEMORY = 1 << 29
 CPU_S = 5
-CONVERSATIONS_PER_S = 100
+TEXTS_PER_S = 100
 WITHOUT_CHAT = "leave --chat out, or give --tokenizer FILE, a tokenizer.json that has one beside it"
 SPECIAL = tuple(f"{each}_token" for each in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 Messages = Sequence[Mapping[str, Any]]
+Stops = Sequence[int | None]  # messages before an answer that is to follow; None: all, and none follows
 Read = Callable[[str, int], bytes]  # a file of the tokenizer's folder, of at most so many bytes
 
 
@@ -42,6 +43,11 @@ class Refusal(NamedTuple):
     """Why a template refuses messages, in its own words."""
 
     reason: str
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with a line of these messages."""
+        return f"messages that the chat template refuses: {shown(self.reason)}"
 
 
 class ChatTemplate:
@@ -71,25 +77,24 @@ class ChatTemplate:
 
         One child makes them. Raises DataError, LibraryError.
         """
-        found = [json.loads(line) for line in self._lines([(chat, True) for chat in conversations])]
-        if wrong := next((text["error"] for text in found if isinstance(text, dict)), ""):
-            raise self._failure(wrong)
+        found = list[str]()
+        for text in self.written([(chat, [len(chat)]) for chat in conversations]):
+            if isinstance(text, Refusal):
+                raise self._failure(text.reason)
+            found.append(text)
         return found
 
-    def written(self, asked: Sequence[tuple[Messages, bool]]) -> Iterator[str | Refusal]:
+    def written(self, asked: Sequence[tuple[Messages, Stops]]) -> Iterator[str | Refusal]:
         """Yield texts of conversations, or why the template refuses one. Raises as texts() does.
 
-        asked: messages, and whether an answer is to follow them.
+        asked: messages, and the stops that there is a text for.
         """
-        for line in self._lines(asked):
-            text = json.loads(line)
-            yield text if isinstance(text, str) else Refusal(text["error"])
-
-    def _lines(self, asked: Sequence[tuple[Messages, bool]]) -> list[bytes]:
-        given = [self.source, self.special, *asked]
-        limits = Limits(MEMORY, CPU_S + len(asked) // CONVERSATIONS_PER_S)
+        given = "\n".join(map(json.dumps, [self.source, self.special, *asked])).encode()
+        limits = Limits(MEMORY, CPU_S + sum(len(stops) for _, stops in asked) // TEXTS_PER_S)
         try:
-            return answer(SANDBOX, "\n".join(map(json.dumps, given)).encode(), limits).splitlines()
+            for part in parts(SANDBOX, given, limits):
+                text = json.loads(part)
+                yield text if isinstance(text, str) else Refusal(text["error"])
         except LimitedError as error:
             raise self._failure(str(error)) from None
 

@@ -1,13 +1,15 @@
 """Read a compressed file as the bytes that it holds: gzip, bzip2, xz, zstd, by its first bytes.
 
-What is read is bounded by who reads; a file that was cut or altered raises Damaged.
+It may have several parts (members, streams, frames), with NULs between them, as `cat` joins files. Python's
+own readers, and that of zstandard, take what they can't read after a part for the end: what follows would
+be lost without a word. Here a file that was cut or altered anywhere raises Damaged.
 """
 
 import bz2
-import gzip
 import io
 import lzma
 import zlib
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from mpitrain.data.source import Damaged
@@ -15,11 +17,33 @@ from mpitrain.errors import LibraryError
 from mpitrain.inputs import shown
 
 ENDINGS = (".gz", ".zst", ".bz2", ".xz")
+WINDOW = 1 << 27  # bytes of a zstd window: more than its own tool asks for by default
+MOST_XZ_BYTES = 1 << 29  # of memory: xz -9 needs 65 MiB
+PIECE = 1 << 12  # read at once: it may hold 32,000 times as much
+
+
+def _gzip() -> Any:
+    return zlib.decompressobj(wbits=31)
+
+
+def _xz() -> Any:
+    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_XZ_BYTES)
+
+
+def _zstd() -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor(max_window_size=WINDOW).decompressobj()
+
+
 ZSTD = b"\x28\xb5\x2f\xfd"
 ZSTD_SKIPPED = b"\x2a\x4d\x18"  # of a frame that holds no data, after a first byte
-WINDOW = 1 << 27  # bytes of a zstd window: more than its own tool asks for by default
-ZSTD_PIECE = 1 << 12  # read at once: it may hold 32,000 times as much
-OPENERS = {b"\x1f\x8b": gzip.GzipFile, b"BZh": bz2.BZ2File, b"\xfd7zXZ\0": lzma.LZMAFile}
+PARTS: dict[bytes, Callable[[], Any]] = {
+    b"\x1f\x8b": _gzip,
+    b"BZh": bz2.BZ2Decompressor,
+    b"\xfd7zXZ\0": _xz,
+    ZSTD: _zstd,
+}
 
 
 def unpacked(file: BinaryIO, name: object) -> BinaryIO:
@@ -29,75 +53,63 @@ def unpacked(file: BinaryIO, name: object) -> BinaryIO:
     """
     head = file.read(6)
     file.seek(0)
-    if head.startswith(ZSTD) or head[1:4] == ZSTD_SKIPPED:
-        return io.BufferedReader(_Unpacked(_Zstd(file, name), name), 1 << 17)
-    for magic, opener in OPENERS.items():
+    if head[1:4] == ZSTD_SKIPPED:
+        head = ZSTD
+    for magic, begin in PARTS.items():
         if head.startswith(magic):
-            opened: Any = gzip.GzipFile(fileobj=file) if opener is gzip.GzipFile else opener(file)
-            return io.BufferedReader(_Unpacked(opened, name), 1 << 17)
+            try:
+                return io.BufferedReader(_Unpacked(file, name, begin), 1 << 17)
+            except ImportError as error:
+                needed = "pip install 'mpitrain[data]' installs what reads it"
+                raise LibraryError(f"{shown(name)} is compressed with zstd: {needed}") from error
     return file
 
 
 class _Unpacked(io.RawIOBase):
-    """A reader whose errors name the file."""
+    """The bytes of all parts of a file. begin: returns what reads a part."""
 
-    def __init__(self, inner: Any, name: object):
-        self._inner = inner
+    def __init__(self, file: BinaryIO, name: object, begin: Callable[[], Any]):
+        self._file = file
         self._name = name
+        self._begin = begin
+        self._part = begin()
+        self._is_within = False  # a part that has begun
+        self._packed = b""
+        self._bytes = io.BytesIO()
         self._done = 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:
-        try:
-            piece = self._inner.read(len(buffer))
-        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise Damaged(
-                f"{shown(self._name)} is damaged or cut after {self._done:,} bytes of text: {shown(error)}"
-            ) from None
-        self._done += len(piece)
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-
-class _Zstd:
-    """The bytes of all frames of a file. The library's own reader takes the end of a cut file for its end."""
-
-    def __init__(self, file: BinaryIO, name: object):
-        try:
-            import zstandard
-        except ImportError as error:
-            raise LibraryError(
-                f"{shown(name)} is compressed with zstd: pip install 'mpitrain[data]' installs what reads it"
-            ) from error
-        self._error = zstandard.ZstdError
-        self._library = zstandard.ZstdDecompressor(max_window_size=WINDOW)
-        self._file = file
-        self._frame: Any = None
-        self._packed = b""
-        self._bytes = io.BytesIO()
-
-    def read(self, count: int) -> bytes:
-        """Return up to `count` bytes, b"" at the end. Raises EOFError, OSError without a number."""
-        while not (piece := self._bytes.read(count)):
-            self._packed = self._packed or self._file.read(ZSTD_PIECE)
+        while not (count := self._bytes.readinto(buffer)):
+            self._packed = self._packed or self._file.read(PIECE)
             if not self._packed:
-                if self._frame is not None:
-                    raise EOFError("a frame isn't complete")
-                return b""
+                if self._is_within:
+                    raise self._damaged("its last part isn't complete")
+                return 0
             self._bytes = io.BytesIO(self._next())
-        return piece
+        self._done += count
+        return count
 
     def _next(self) -> bytes:
-        self._frame = self._frame or self._library.decompressobj()
+        """Return what the bytes that were read hold, up to the end of a part."""
+        if not self._is_within:
+            self._packed = self._packed.lstrip(b"\0")
+            self._is_within = bool(self._packed)
+        if not self._packed:
+            return b""
         try:
-            piece = self._frame.decompress(self._packed)
-        except self._error as error:
-            raise OSError(str(error)) from None
-        self._packed = self._frame.unused_data if self._frame.eof else b""
-        if self._frame.eof:
-            self._frame = None
+            piece = self._part.decompress(self._packed)
+        except Exception as error:  # each library has its own
+            raise self._damaged(error) from None
+        self._packed = self._part.unused_data if self._part.eof else b""
+        if self._part.eof:
+            self._part = self._begin()
+            self._is_within = False
         return piece
+
+    def _damaged(self, why: object) -> Damaged:
+        return Damaged(
+            f"{shown(self._name)} is damaged or cut after {self._done:,} bytes of text: {shown(why)}"
+        )

@@ -9,7 +9,10 @@ The template runs in a child (chat_template.py). Where an answer begins, it says
 the answer is what a model is given, as `generate --chat` gives it.
 """
 
+import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +26,7 @@ from mpitrain.inputs import listed, shown
 
 ASSISTANT = "assistant"
 PAIR = ("prompt", "completion")
+HALF = "half of a character that JSON writes as two"
 ADVICE = 'leave data.source = "chat" out, or give data.tokenizer a tokenizer.json that has one beside it'
 
 
@@ -42,11 +46,13 @@ class Conversations:
 
     @property
     def identity(self) -> str:
-        """Return what differs where the template differs."""
+        """Return what differs where a template, or what it is given, differs."""
         try:
-            return xxhash.xxh3_64_hexdigest(self._read().source.encode(errors="replace"))
+            template = self._read()
         except DataError:
             return "none"
+        decides = json.dumps([template.source, template.special, template.ends])
+        return xxhash.xxh3_64_hexdigest(decides.encode())
 
     def tokens(self, lines: Sequence[Any]) -> Iterator[Answered | str]:
         """Yield the tokens of each line, or what is wrong with it. Raises DataError, LibraryError."""
@@ -71,7 +77,7 @@ class Conversations:
         try:
             prompt, text = (line["prompt"].encode(), (line["prompt"] + line["completion"]).encode())
         except UnicodeEncodeError:
-            return "half of a character that JSON writes as two"
+            return HALF
         before = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text]
         whole = [*before, *tokenizer.encode(text).tolist(), tokenizer.end_of_text]
         begin = _common(whole, [*before, *tokenizer.encode(prompt).tolist()])
@@ -85,25 +91,32 @@ class Conversations:
         special: dict[str, int] = self._tokenizer.special  # type: ignore[attr-defined]
         numbers = ids_of_ends(template, special)
         ends = [text for text, number in special.items() if number in numbers]
-        asked: list[tuple[list[dict[str, Any]], bool]] = []
-        for chat in chats:
-            asked += [(chat, False), *((chat[:place], True) for place in _answers(chat))]
+        asked = [(chat, [None, *_answers(chat)]) for chat in chats]
         texts = template.written(asked)
-        for chat in chats:
-            whole, *prompts = [next(texts) for _ in range(1 + len(_answers(chat)))]
-            if refusal := next((text for text in (whole, *prompts) if isinstance(text, Refusal)), None):
-                yield f"messages that the chat template refuses: {shown(refusal.reason)}"
-            elif spelled := [end for end in ends for message in chat if end in message["content"]]:
-                yield f"a message that spells {shown(spelled[0])}, which ends an answer"
+        for chat, stops in asked:
+            own = islice(texts, len(stops))
+            if spelled := [end for end in ends for message in chat if _spells(message, end)]:
+                found = f"a message that spells {shown(spelled[0])}, which ends an answer"
             else:
-                yield self._of_text(whole, prompts, ends)
+                found = self._of_texts(own, ends)
+            deque(own, 0)  # what wasn't looked at
+            yield found
 
-    def _of_text(self, whole: str, prompts: Sequence[str], ends: Sequence[str]) -> Answered | str:
-        """Return the tokens of a chat's whole text. prompts: the texts up to each answer."""
+    def _of_texts(self, texts: Iterator[str | Refusal], ends: Sequence[str]) -> Answered | str:
+        """Return the tokens of a chat, or what is wrong with it. texts: the whole, and up to each answer."""
         encode = self._tokenizer.encode_with_special  # type: ignore[attr-defined]
+        whole = next(texts)
+        if isinstance(whole, Refusal):
+            return whole.problem
+        try:
+            whole.encode()
+        except UnicodeEncodeError:
+            return HALF
         ids = encode(whole)
         places = []
-        for prompt in prompts:
+        for prompt in texts:
+            if isinstance(prompt, Refusal):
+                return prompt.problem
             if not whole.startswith(prompt):
                 return "an answer before which the chat template writes what a model isn't given"
             after = [place + len(end) for end in ends if (place := whole.find(end, len(prompt))) >= 0]
@@ -135,6 +148,11 @@ def _common(whole: Sequence[int], part: Sequence[int]) -> int:
     return next((number for number, (one, other) in enumerate(pairs) if one != other), len(part))
 
 
+def _spells(message: Mapping[str, Any], end: str) -> bool:
+    """Return whether the end of an answer stands in a message's content, or in anything else of it."""
+    return json.dumps(end)[1:-1] in json.dumps(message)
+
+
 def _answers(chat: Sequence[Mapping[str, Any]]) -> list[int]:
     return [place for place, message in enumerate(chat) if message["role"] == ASSISTANT]
 
@@ -143,7 +161,7 @@ def _problem(line: Any) -> str:
     """Return what a line lacks of a conversation; "": nothing."""
     if not isinstance(line, dict):
         return "no object"
-    if "tools" in line:
+    if line.get("tools"):
         return '"tools", which the chat template would need; leave them out'
     if "messages" in line:
         return _problem_of_messages(line["messages"])

@@ -125,7 +125,7 @@ def all_documents(
         except Damaged as error:
             damages.add(error.args[0])
         except OSError as error:
-            damages.add(f"{shown(file.path)} cannot be read: {error.strerror}")
+            damages.add(f"{shown(error.filename or file.path)} cannot be read: {error.strerror}")
         problems += damages.description
     if problems:
         raise refused(problems, source.advice.format(text_key=shown(corpus.text_key)))

@@ -38,6 +38,7 @@ SUFFIX = "of another suffix"
 EMPTY = "empty"
 NO_FILE = "no files"
 AGAIN = "the same as a file before"
+LISTED = "listed by its folder"
 IN_VALIDATION = "in data.val_path, too"
 
 Paths = str | Path | Sequence[str] | None
@@ -87,11 +88,7 @@ def list_files(source: Source, path: Paths, key: str = "data.path") -> Listing:
             files.append(File(root.name, root, True, _companions(source, root)))
             continue
         prefix = f"{root.name}/" if len(roots) > 1 else ""
-        listed_there = source.files_in(root) if source.files_in else None
-        if listed_there is None:
-            found = _in_folder(source, root, left_out)
-        else:
-            found = [(path.name, path) for path in listed_there]
+        found = _in_folder(source, root, left_out)
         files += (File(prefix + name, file, False, _companions(source, file)) for name, file in found)
     belonging = {path for file in files for path in file.companions}
     files = [file for file in files if file.path not in belonging]
@@ -105,12 +102,19 @@ def _companions(source: Source, path: Path) -> tuple[Path, ...]:
 
 
 def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> list[tuple[str, Path]]:
-    """Return name and path of the files below a folder, sorted; note what else is there."""
+    """Return name and path of the files below a folder; note what else is there.
+
+    They are sorted by name, but for those of a folder that lists its files itself: these keep its order.
+    """
     found = []
+    places = dict[Path, tuple[str, int]]()
     try:
-        for file, reason in _walk(root, source.excludes, links=source.bundled is None):
+        for file, reason in _walk(root, source):
             name = file.relative_to(root).as_posix()
-            if not reason and not name.lower().endswith(source.suffixes):
+            if reason == LISTED:
+                places[file] = f"{file.parent.relative_to(root).as_posix()}/", len(places)
+                reason = ""
+            elif not reason and not name.lower().endswith(source.suffixes):
                 reason = OTHER_SUFFIXES.get(file.suffix.lower(), SUFFIX)
             if reason:
                 left_out[reason].append(name)
@@ -125,7 +129,7 @@ def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> li
         left_out[reason] = [name for name in left_out[reason] if name not in belonging]
         if not left_out[reason]:
             del left_out[reason]
-    return sorted(found)
+    return sorted(found, key=lambda one: places.get(one[1], (one[0], 0)))
 
 
 def list_unique(
@@ -235,6 +239,12 @@ def looks_of(listing: Listing) -> str:
     return digest.hexdigest()
 
 
+def stamps_of(listing: Listing) -> dict[Path, tuple[int, int]]:
+    """Return size and time of each file, which change where it is written to."""
+    paths = (path for file in listing.files for path in (file.path, *file.companions))
+    return {path: (stat.st_size, stat.st_mtime_ns) for path in paths for stat in [_stat(path)]}
+
+
 def newest_of(listing: Listing) -> int:
     """Return when the newest of the files was written, in nanoseconds."""
     paths = (path for file in listing.files for path in (file.path, *file.companions))
@@ -334,20 +344,24 @@ def _matches(name: str | Path, key: str) -> list[Path]:
     return found
 
 
-def _walk(root: Path, is_left_out: Callable[[str], bool], links: bool) -> Iterator[tuple[Path, str]]:
-    """Yield what is below `root`, and why it is left out, if it is.
+def _walk(root: Path, source: Source) -> Iterator[tuple[Path, str]]:
+    """Yield what is below `root`, and why it is left out, if it is; LISTED: its folder lists its files.
 
-    Broken links are not, so that reading them gives an error.
+    Broken links are not left out, so that reading them gives an error.
     """
 
     def refuse(error: OSError):
         raise unreadable(error.filename, error.strerror) from error
 
     seen = {_identity(root)}
-    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=links):
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=source.bundled is None):
+        if source.files_in and (listed_there := source.files_in(Path(folder))) is not None:
+            yield from ((file, LISTED) for file in listed_there)
+            folders.clear()
+            continue
         for name in sorted(folders):
             inside = Path(folder, name)
-            reason = HIDDEN if is_left_out(name) else AGAIN if _identity(inside) in seen else ""
+            reason = HIDDEN if source.excludes(name) else AGAIN if _identity(inside) in seen else ""
             if reason:
                 folders.remove(name)  # os.walk goes only where this list still says
                 yield inside, reason
@@ -356,7 +370,7 @@ def _walk(root: Path, is_left_out: Callable[[str], bool], links: bool) -> Iterat
         for name in sorted(names):
             file = os.path.join(folder, name)
             regular = os.path.isfile(file) or not os.path.exists(file)
-            yield Path(file), HIDDEN if is_left_out(name) else "" if regular else NO_FILE
+            yield Path(file), HIDDEN if source.excludes(name) else "" if regular else NO_FILE
 
 
 def _identity(folder: Path) -> tuple[int, int]:

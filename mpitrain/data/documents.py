@@ -9,7 +9,10 @@
 A row may begin and end in the middle of a document.
 """
 
+from collections.abc import Sequence
+
 import torch
+from torch.nn import functional
 
 IGNORED = -1  # a target that carries no loss
 
@@ -49,17 +52,30 @@ def _ends(tokens: torch.Tensor, ends: Ends) -> torch.Tensor:
     return tokens == ends if isinstance(ends, int) else ends
 
 
-def further_targets(targets_BT: torch.Tensor, depths: int) -> tuple[torch.Tensor, ...]:
-    """Return the targets of each further depth, of whole rows.
+def further_tokens(next_BT: torch.Tensor, depths: int) -> tuple[torch.Tensor, ...]:
+    """Return the next tokens of whole rows, and those after them of each further depth.
 
-    The token after the target before, if both are of one document.
+    IGNORED: after the end of the row, or of the document.
     """
-    found = [targets_BT]
+    found = [next_BT]
     for depth in range(depths):
-        ahead = torch.full_like(targets_BT, IGNORED)
-        ahead[:, : -1 - depth] = targets_BT[:, 1 + depth :]
+        ahead = torch.full_like(next_BT, IGNORED)
+        ahead[:, : -1 - depth] = next_BT[:, 1 + depth :]
         found.append(ahead.masked_fill(found[-1] == IGNORED, IGNORED))
-    return tuple(found[1:])
+    return tuple(found)
+
+
+def with_loss(tokens: Sequence[torch.Tensor], scored: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return what further_tokens() does as targets: IGNORED, too, where a token carries no loss.
+
+    scored: of the next tokens, [B, T], or [B, 1] of whole rows.
+    """
+    unscored_BT = ~scored.expand_as(tokens[0])
+    found = []
+    for depth, token_BT in enumerate(tokens):
+        of_depth = functional.pad(unscored_BT[:, depth:], (0, depth))
+        found.append(token_BT.masked_fill(of_depth, IGNORED))
+    return tuple(found)
 
 
 def num_counted(targets: torch.Tensor) -> torch.Tensor:

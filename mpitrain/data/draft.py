@@ -18,14 +18,22 @@ import msgspec
 import numpy as np
 import xxhash
 
-from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, CountOrNone, Origin, ReadCounts
+from mpitrain.data.origin import (
+    ENDS,
+    ENDS_DTYPE,
+    MOST_BYTES,
+    OWN,
+    TOKENS,
+    UNSCORED,
+    Count,
+    CountOrNone,
+    Origin,
+    ReadCounts,
+)
 from mpitrain.data.read_tokens import Tokens, open_numbers
 from mpitrain.data.source import BEGIN, Position
-from mpitrain.inputs import decoded, open_regular, read_regular, remove, replacing
+from mpitrain.inputs import DRAFT, decoded, open_regular, read_regular, remove, replacing
 
-DRAFT = "tokens.bin.tmp"
-DRAFT_ENDS = "ends.bin.tmp"
-DRAFT_UNSCORED = "unscored.bin.tmp"
 PART = "tokens.part.json"
 BLOCK_BYTES = 1 << 20
 KEEP_S = 20.0  # of work that a kill can cost, at most
@@ -134,9 +142,10 @@ class Draft:
         """
         self._folder = folder
         self._origin = origin
-        self._tokens = GrowingFile(folder / DRAFT, dtype)
-        self._ends = GrowingFile(folder / DRAFT_ENDS, ENDS_DTYPE)
-        self._unscored = GrowingFile(folder / DRAFT_UNSCORED, ENDS_DTYPE)
+        self._tokens = GrowingFile(folder / f"{TOKENS}{DRAFT}", dtype)
+        self._ends = GrowingFile(folder / f"{ENDS}{DRAFT}", ENDS_DTYPE)
+        self._unscored = GrowingFile(folder / f"{UNSCORED}{DRAFT}", ENDS_DTYPE)
+        self._files = self._tokens, self._ends, self._unscored
         self._last_unscored = 0  # where the last run of tokens without loss ends
         self.after = BEGIN
         self.tally = ReadCounts()
@@ -145,8 +154,8 @@ class Draft:
         self._noted = self.tally
         kept = read_kept(folder)
         if kept is None or not self._take_up(kept, each):
-            self.drop()
-            for file in (self._tokens, self._ends, self._unscored):
+            remove_draft(folder)
+            for file in self._files:
                 file.begin()
         self._kept = self._counts
 
@@ -212,26 +221,19 @@ class Draft:
         return self._tokens.mapped(), self._ends.mapped()[:]
 
     def close(self) -> None:
-        for file in (self._tokens, self._ends, self._unscored):
+        for file in self._files:
             file.close()
 
     def stop(self) -> None:
         """Leave what is noted for another start, and nothing where nothing is."""
-        tokens, ends, unscored = self._kept
-        self._tokens.cut(tokens)
-        self._ends.cut(ends)
-        self._unscored.cut(unscored)
-        if not tokens:
-            self.drop()
-
-    def drop(self) -> None:
-        """Remove what is kept. Raises OSError."""
-        for name in (PART, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED):
-            remove(self._folder / name, OWN)
+        for file, count in zip(self._files, self._kept, strict=True):
+            file.cut(count)
+        if not self._kept[0]:
+            remove_draft(self._folder)
 
     @property
-    def _counts(self) -> tuple[int, int, int]:
-        return self._tokens.count, self._ends.count, self._unscored.count
+    def _counts(self) -> list[int]:
+        return [file.count for file in self._files]
 
     def _add_unscored(self, runs: np.ndarray) -> None:
         """Append runs of tokens without loss, begins and ends in turn."""
@@ -243,27 +245,34 @@ class Draft:
         self._ends.add(np.array([self.count], ENDS_DTYPE))
 
     def _sync(self) -> None:
-        for file in (self._tokens, self._ends, self._unscored):
+        for file in self._files:
             file.sync()
 
     def _take_up(self, kept: Kept, each: Callable[[str], object]) -> bool:
         """Open what is kept, and drop what comes after it; return False if it isn't what it was."""
         if not kept.origin.gives_the_same_as(self._origin) or not kept.tally.documents:
             return False
-        if not self._tokens.take_up(kept.count, kept.digest, self._origin.vocab, each):
-            return False
-        if not self._ends.take_up(kept.tally.documents - 1, kept.ends, kept.count + 1, each):
-            self._tokens.close()
-            return False
-        if not self._unscored.take_up(kept.num_unscored, kept.unscored, kept.count + 1, each):
-            self._tokens.close()
-            self._ends.close()
-            return False
+        noted = (
+            (kept.count, kept.digest, self._origin.vocab),
+            (kept.tally.documents - 1, kept.ends, kept.count + 1),
+            (kept.num_unscored, kept.unscored, kept.count + 1),
+        )
+        for number, (file, of_file) in enumerate(zip(self._files, noted, strict=True)):
+            if not file.take_up(*of_file, each):
+                for earlier in self._files[:number]:
+                    earlier.close()
+                return False
         self._last_unscored = int(self._unscored.mapped()[-1:][0]) if kept.num_unscored else 0
         self.after = kept.after
         self.tally = kept.tally
         self._noted = kept.tally
         return True
+
+
+def remove_draft(folder: Path) -> None:
+    """Remove what is kept of tokens that aren't complete. Raises OSError."""
+    for name in (PART, *(f"{name}{DRAFT}" for name in (TOKENS, ENDS, UNSCORED))):
+        remove(folder / name, OWN)
 
 
 def runs_of(chosen: np.ndarray) -> np.ndarray:

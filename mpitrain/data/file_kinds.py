@@ -13,6 +13,8 @@ MAGIC = {  # what a file begins with
     b"\xfd7zXZ\0": "xz",
     b"PK\x03\x04": "zip",
     b"PAR1": "Parquet",
+    b"ARROW1": "Arrow",
+    b"\x93NUMPY": "NumPy",
     b"\x89HDF": "HDF5",
     b"%PDF": "PDF",
     b"\xff\xfe": UTF_16,

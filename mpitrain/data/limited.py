@@ -1,10 +1,10 @@
 """Run a stranger's program, or read a stranger's file, in a child with limits of memory and time.
 
-    answer(module, given, limits)      the parent: what the child answers, or why there is no answer
-    parts(module, given, limits)       likewise, part after part, each of MOST_PART bytes at most
-    python -P -m MODULE LIMITS         the child, whose main() calls serve()
+    parts(module, given, limits)       the parent: what the child answers, part after part
+    python -P -m MODULE LIMITS         the child, which calls serve()
 
-The child's limits are the system's (setrlimit), which hold within one operation of a library, too.
+The child's limits are the system's (setrlimit), which hold within one operation of a library, too. Parts
+are read one by one, of MOST_PART bytes at most: whatever it answers, the parent has memory for it.
 """
 
 import json
@@ -25,7 +25,6 @@ from mpitrain.errors import LibraryError
 REFUSED = 3  # exit code: the last line on stderr says why
 OUT_OF_MEMORY = 4
 NO_LIBRARY = 5
-WAIT = 6  # times cpu_s, for which a child on a busy machine may take
 MOST_PART = 1 << 30
 MOST_SAID = 1 << 20  # bytes of what a child says of an error
 LENGTH = struct.Struct("<Q")
@@ -43,32 +42,8 @@ class LimitedError(Exception):
     """A child gave no answer; the text says why."""
 
 
-def answer(module: str, given: bytes, limits: Limits) -> bytes:
-    """Return what a child prints that is given these bytes. Raises LimitedError, LibraryError."""
-    command = python("-m", module, json.dumps(limits))
-    try:
-        done = subprocess.run(
-            command,
-            input=given,
-            capture_output=True,
-            timeout=WAIT * limits.cpu_s,
-            check=False,
-            env={**os.environ, "RUST_BACKTRACE": "0"},
-        )
-    except subprocess.TimeoutExpired:
-        raise LimitedError(f"it takes more than {WAIT * limits.cpu_s} s") from None
-    except OSError as error:
-        raise LimitedError(f"the process that reads it can't be started: {error.strerror}") from None
-    if done.returncode == 0:
-        return done.stdout
-    last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    if done.returncode == NO_LIBRARY:
-        raise LibraryError(last)
-    raise LimitedError(_end(done.returncode, last, b"memory allocation of" in done.stderr, limits))
-
-
 def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
-    """Yield the parts that a child prints, each by framed(). Raises LimitedError, LibraryError.
+    """Yield the parts that a child answers. Raises LimitedError, LibraryError.
 
     The child is ended when nobody reads any further.
     """
@@ -107,11 +82,6 @@ def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
         raise LimitedError(_end(code, last, b"memory allocation of" in printed, limits))
 
 
-def framed(part: bytes) -> bytes:
-    """Return a part as parts() reads it."""
-    return LENGTH.pack(len(part)) + part
-
-
 def _end(code: int, last: str, no_memory: bool, limits: Limits) -> str:
     if code == OUT_OF_MEMORY or no_memory:
         return f"it needs more than {limits.memory / 1e9:,.1f} GB of memory"
@@ -123,15 +93,15 @@ def _end(code: int, last: str, no_memory: bool, limits: Limits) -> str:
 
 
 def serve(reply: Callable[[bytes], Iterable[bytes]]) -> None:
-    """Answer the bytes on stdin, under the limits of the command line; the child's main()."""
+    """Answer the bytes on stdin with parts, under the limits of the command line."""
     memory, cpu_s = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an answer here
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     code = 0
     try:
-        for piece in reply(sys.stdin.buffer.read()):
-            sys.stdout.buffer.write(piece)
+        for part in reply(sys.stdin.buffer.read()):
+            sys.stdout.buffer.write(LENGTH.pack(len(part)) + part)
         sys.stdout.buffer.flush()
     except MemoryError:
         code = OUT_OF_MEMORY

@@ -13,6 +13,9 @@ from msgspec import Meta
 from mpitrain.errors import counted
 from mpitrain.inputs import shown
 
+TOKENS = "tokens.bin"
+ENDS = "ends.bin"
+UNSCORED = "unscored.bin"
 ENDS_DTYPE = np.dtype("<i8")
 OWN = 2  # names that are a run's own: data/tokens.bin; none of them may be a link
 MOST_BYTES = 1 << 16  # of a description, which has 700

@@ -10,7 +10,7 @@ a draft of a killed process        it resumes, with the same bytes in the end
 none of these                      all documents are tokenized
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,12 @@ from mpitrain.data.corpus_files import (
     named,
     newest_of,
     sizes_of,
+    stamps_of,
     with_validation,
 )
-from mpitrain.data.draft import DRAFT, DRAFT_ENDS, DRAFT_UNSCORED, PART, Draft
+from mpitrain.data.draft import Draft, remove_draft
 from mpitrain.data.encoding import Encoder, LocalEncoder, encoded
-from mpitrain.data.origin import FORM, OWN, Origin, ReadCounts
+from mpitrain.data.origin import ENDS, FORM, OWN, TOKENS, UNSCORED, Origin, ReadCounts
 from mpitrain.data.pace import Pace
 from mpitrain.data.read_tokens import Tokens
 from mpitrain.data.shared_tokens import SharedFolder, link_or_copy, of_content
@@ -41,27 +42,21 @@ from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import Tokenizer, vocabulary_of
 from mpitrain.data.tokens import (
     DESCRIPTION,
-    ENDS,
-    TOKENS,
-    UNSCORED,
     Description,
     describe,
+    describe_complete,
     is_intact,
     note_intact,
     open_ends,
     open_tokens,
-    open_unscored,
     require_own,
     write_description,
 )
 from mpitrain.data.verified import COPIES, PACKED
 from mpitrain.errors import DataError, InputError, StoppedEarly, counted
-from mpitrain.inputs import remove, rename, shown
+from mpitrain.inputs import DRAFT, listed, remove, rename, shown
 
-# until they have their names
-LINKED = "tokens.bin.shared"
-LINKED_ENDS = "ends.bin.shared"
-LINKED_UNSCORED = "unscored.bin.shared"
+LINKED = ".shared"  # ends the names of files of other runs, until all are there
 
 Accept = Callable[[Description, Tokens, np.ndarray], object]
 EncoderOf = Callable[[Tokenizer, int], Encoder]
@@ -112,7 +107,7 @@ def prepare(
         if place and _is_taken(place, folder, work, accept):
             return
         description = _prepared(folder, work, accept)
-        _finish(folder, description, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED)
+        _finish(folder, description, DRAFT)
         if place and (trouble := place.publish(folder, description)):
             report.line(trouble)
     except OSError as error:
@@ -143,7 +138,7 @@ def prepare_store(
                 note_intact(place.path, found)
             else:
                 description = _prepared(place.path, work, lambda *prepared: None)
-                _finish(place.path, description, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED)
+                _finish(place.path, description, DRAFT)
             place.note()
     except OSError as error:
         raise _unwritten(place.path, error, "data.tokens") from error
@@ -160,6 +155,7 @@ class _Work(NamedTuple):
     first_of_validation: the first file of data.val_path; None: there is no such path.
     counts: files of each source.
     begins: reads how each file begins.
+    stamps: of the files, when they were listed.
     """
 
     origin: Origin
@@ -171,6 +167,7 @@ class _Work(NamedTuple):
     report: Reporter
     counts: Sequence[int]
     begins: Callable[[], None]
+    stamps: Mapping[Path, tuple[int, int]]
 
 
 def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: Reporter) -> _Work:
@@ -183,6 +180,7 @@ def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: R
         listing = with_validation(listing, validation)
         num_validation = len(validation.files)
         counts = [len(listing.files)]
+    stamps = stamps_of(listing)
     origin = _origin(corpus, listing, tokenizer, num_validation, counts)
     first = len(listing.files) - num_validation if num_validation else None
     conversations = Conversations(tokenizer)
@@ -192,7 +190,7 @@ def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: R
         return part_documents(corpus, listing, counts, begin, rule, num_damaged)
 
     begins = partial(require_begins, corpus, listing, counts, rule)
-    return _Work(origin, listing, texts, first, tokenizer, encoder_of, report, counts, begins)
+    return _Work(origin, listing, texts, first, tokenizer, encoder_of, report, counts, begins, stamps)
 
 
 def _origin(
@@ -228,19 +226,20 @@ def _rule_of(
     return ", ".join(f"{key} = {value}" for key, value in given.items() if value is not None)
 
 
-def _finish(folder: Path, description: Description, tokens: str, ends: str, unscored: str) -> None:
-    """Give complete tokens and ends their names, and describe them. Raises OSError."""
+def _finish(folder: Path, description: Description, ending: str) -> None:
+    """Give complete files their names, which have an ending more until now, and describe them.
+
+    Raises OSError.
+    """
     remove(folder / DESCRIPTION, OWN)  # an old description never stands beside new tokens
-    rename(folder / tokens, TOKENS, OWN)
-    rename(folder / ends, ENDS, OWN)
-    if description.unscored:
-        rename(folder / unscored, UNSCORED, OWN)
-    else:
-        remove(folder / UNSCORED, OWN)
+    for name in (TOKENS, ENDS, UNSCORED):
+        if name in description.files:
+            rename(folder / f"{name}{ending}", name, OWN)
+        else:
+            remove(folder / name, OWN)
     write_description(folder / DESCRIPTION, description)
     note_intact(folder, description)
-    for name in (PART, DRAFT, DRAFT_ENDS, DRAFT_UNSCORED):
-        remove(folder / name, OWN)
+    remove_draft(folder)
 
 
 def _published(place: SharedFolder, work: _Work) -> Description | None:
@@ -248,10 +247,7 @@ def _published(place: SharedFolder, work: _Work) -> Description | None:
     if not place.is_there(DESCRIPTION):
         return None
     try:
-        found = describe(place.path)
-        open_tokens(place.path)
-        open_ends(place.path)
-        open_unscored(place.path)
+        found = describe_complete(place.path)
         same = of_content(found.origin) == of_content(work.origin)
         whole = same and is_intact(place.path, found, work.report.doing)
     except DataError:
@@ -276,11 +272,9 @@ def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) ->
     accept(description, open_tokens(place.path), open_ends(place.path))
     note_intact(place.path, found)
     place.note()
-    link_or_copy(place.path / TOKENS, folder / LINKED)
-    link_or_copy(place.path / ENDS, folder / LINKED_ENDS)
-    if description.unscored:
-        link_or_copy(place.path / UNSCORED, folder / LINKED_UNSCORED)
-    _finish(folder, description, LINKED, LINKED_ENDS, LINKED_UNSCORED)
+    for name in description.files[:-1]:
+        link_or_copy(place.path / name, folder / f"{name}{LINKED}")
+    _finish(folder, description, LINKED)
     return True
 
 
@@ -292,10 +286,7 @@ def _is_prepared(folder: Path, origin: Origin, trained: str, report: Reporter) -
     Those of form 1 are, if the run has trained on them: a corpus is read differently since.
     """
     try:
-        found = describe(folder)
-        open_tokens(folder)
-        open_ends(folder)
-        open_unscored(folder)
+        found = describe_complete(folder)
     except DataError:
         return False  # absent, damaged or cut short: made anew
     older = found.origin.form == 1 and found.content == trained
@@ -339,10 +330,12 @@ def _prepared(folder: Path, work: _Work, accept: Accept) -> Description:
     draft = Draft(folder, work.origin, dtype, work.report.doing)
     try:
         _encode(work, draft)
+        _require_unchanged(work)
         tokens, ends = draft.complete()
         made = draft.count, dtype.str, *draft.digests, draft.tally
         digest, runs = draft.unscored
-        description = Description(work.origin, *made, copies_apart=True, unscored=digest, num_unscored=runs)
+        of_split = dict(copies_apart=True, conversations_whole=True)
+        description = Description(work.origin, *made, **of_split, unscored=digest, num_unscored=runs)
         accept(description, tokens, ends)
         draft.close()
     except StoppedEarly:
@@ -351,12 +344,21 @@ def _prepared(folder: Path, work: _Work, accept: Accept) -> Description:
         raise
     except InputError:  # with another text or tokenizer nothing of it is of use
         draft.stop()
-        draft.drop()
+        remove_draft(folder)
         raise
     except BaseException:
         draft.stop()
         raise
     return msgspec.structs.replace(description, tally=_with_listing(description.tally, work.listing))
+
+
+def _require_unchanged(work: _Work) -> None:
+    """Raise DataError for files that were written to since they were listed: nobody knows what was read."""
+    now = stamps_of(work.listing)
+    if changed := [path for path, stamp in work.stamps.items() if now[path] != stamp]:
+        raise DataError(
+            f"data.path: {listed(changed, 3)} changed while it was read; start again when nobody writes to it"
+        )
 
 
 def _encode(work: _Work, draft: Draft) -> None:

@@ -2,10 +2,10 @@
 
 Whole documents are held out, chosen by a hash of their place in the corpus and the seed: a corpus
 that is ordered by its sources is validated with all of them. Of a document that is longer than all
-that is held out its end is taken instead.
+that is held out its end is taken instead, unless it is a conversation, which is never cut.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,19 +28,28 @@ class Split(NamedTuple):
     description: str
 
 
-def split(ends: np.ndarray, val_fraction: float, sequence: int, seed: int) -> Split:
+def split(
+    ends: np.ndarray,
+    val_fraction: float,
+    sequence: int,
+    seed: int,
+    uncut: Sequence[tuple[int, int]] = (),
+) -> Split:
     """Hold out documents of about `val_fraction` of the tokens.
 
     ends: of documents; the last one is the number of tokens.
+    uncut: the first conversation, and the document after the last, of each source of some.
 
     Where that is less than a sequence, or leaves less to train on, the tail of all tokens is held
-    out.
+    out; of conversations, one. Raises DataError for a single one.
     """
     count = int(ends[-1])
     window = sequence + 1
     _require_enough(count, val_fraction, sequence)
-    chosen = _Chosen(ends, val_fraction, seed)
+    chosen = _Chosen(ends, val_fraction, seed, uncut)
     whole = chosen.whole()
+    if uncut and not 0 < len(whole) < len(ends):
+        whole = chosen.first_uncut()
     long = chosen.long
     begins, lasts = _bounds(ends, whole)
     long_begins, long_lasts = _bounds(ends, long)
@@ -49,7 +58,7 @@ def split(ends: np.ndarray, val_fraction: float, sequence: int, seed: int) -> Sp
     held_out = held_out[held_out[:, 1] > held_out[:, 0]]
     held_out = held_out[np.argsort(held_out[:, 0])]
     num_held_out = int((held_out[:, 1] - held_out[:, 0]).sum())
-    if not window <= num_held_out <= count - window:
+    if not uncut and not window <= num_held_out <= count - window:
         return tail(count, val_fraction, sequence)
     parts = [f"{len(whole):,} whole documents, by a hash of their place and run.seed"] * bool(len(whole))
     parts += [f"the end of {counted(len(long), 'long documents', ',')}"] * bool(len(long))
@@ -146,11 +155,12 @@ class _Chosen:
     """Which documents are held out: the first, in the order of their hashes, that have a share of the tokens.
 
     Documents are looked at BLOCK at a time: only those near the last one that is chosen are sorted.
-    long: documents longer than all that is held out.
+    long: documents longer than all that is held out, of which a part may be.
     """
 
-    def __init__(self, ends: np.ndarray, val_fraction: float, seed: int):
+    def __init__(self, ends: np.ndarray, val_fraction: float, seed: int, uncut: Sequence[tuple[int, int]]):
         self._ends = ends
+        self._uncut = uncut
         self._share = val_fraction
         self._seed = seed
         self._longest = int(ends[-1]) * val_fraction
@@ -158,14 +168,14 @@ class _Chosen:
         long = []
         for numbers, lengths, hashes in self._blocks():
             short = lengths <= self._longest
-            long.append(numbers[~short])
+            long.append(numbers[~short & ~self._are_uncut(numbers)])
             np.add.at(sums, hashes[short] >> SHIFT, lengths[short])
         self.long = np.concatenate(long)
         self._sums = np.cumsum(sums)
 
     def whole(self) -> np.ndarray:
         """Return the short documents that are chosen, in the order of their hashes within the last group."""
-        if len(self.long) == len(self._ends):
+        if not self._sums[-1]:
             return np.empty(0, np.int64)
         needed = int(self._sums[-1]) * self._share
         last = int(np.searchsorted(self._sums, needed))
@@ -184,6 +194,21 @@ class _Chosen:
         sums = earlier + np.cumsum(lengths[order].astype(np.int64))
         chosen = order[: int(np.searchsorted(sums, needed)) + 1]
         return np.concatenate([*before, numbers[chosen].astype(np.int64)])
+
+    def first_uncut(self) -> np.ndarray:
+        """Return the first conversation in the order of hashes. Raises DataError if there is nothing else."""
+        if len(self._ends) == 1:
+            raise DataError("data.path has one conversation: none is left to validate with; give another one")
+        least = [
+            min(zip(hashes[uncut].tolist(), numbers[uncut].tolist(), strict=True))
+            for numbers, _, hashes in self._blocks()
+            if (uncut := self._are_uncut(numbers)).any()
+        ]
+        return np.array([min(least)[1]])
+
+    def _are_uncut(self, numbers: np.ndarray) -> np.ndarray:
+        parts = [(first <= numbers) & (numbers < end) for first, end in self._uncut]
+        return np.any(parts, axis=0) if parts else np.zeros(len(numbers), bool)
 
     def _blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield number, length and hash of documents."""

@@ -3,12 +3,12 @@
 python -P -m mpitrain.data.table_reader LIMITS      TableRequest on stdin; lists of TableRow on stdout
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 
-from mpitrain.data.limited import framed, serve
+from mpitrain.data.limited import serve
 from mpitrain.errors import LibraryError
 from mpitrain.inputs import listed, shown
 
@@ -57,7 +57,7 @@ def answer(given: bytes) -> Iterator[bytes]:
         head = file.read(6)
         file.seek(0)
         if head.startswith(PARQUET):
-            yield from _framed(_of_parquet(parquet.ParquetFile(file), request), request)
+            yield from _in_parts(_of_parquet(parquet.ParquetFile(file), request), request)
         else:
             if head.startswith(END_OF_STREAM[:4]):
                 _require_end(file)
@@ -68,7 +68,7 @@ def answer(given: bytes) -> Iterator[bytes]:
                 else iter(reader)
             )
             _require(request.column, reader.schema.names)
-            yield from _framed(_after(batches, request.first), request)
+            yield from _in_parts(_after(batches, request.first), request)
 
 
 def _require_end(file: Any) -> None:
@@ -107,7 +107,7 @@ def _require(column: str, names: list[str]) -> None:
         raise ValueError(f'no column "{shown(column)}", but {listed(names)}: data.text_key says which one')
 
 
-def _framed(batches: Iterator[Any], request: TableRequest) -> Iterator[bytes]:
+def _in_parts(batches: Iterator[Any], request: TableRequest) -> Iterator[bytes]:
     rows = list[TableRow]()
     size = 0
     for batch in batches:
@@ -116,10 +116,10 @@ def _framed(batches: Iterator[Any], request: TableRequest) -> Iterator[bytes]:
             rows.append(row)
             size += len(row.text) + (len(row.ids.content) if row.ids else 0) + 64
             if size > PART_BYTES:
-                yield framed(msgspec.msgpack.encode(rows))
+                yield msgspec.msgpack.encode(rows)
                 rows, size = [], 0
     if rows:
-        yield framed(msgspec.msgpack.encode(rows))
+        yield msgspec.msgpack.encode(rows)
 
 
 def _rows(batch: Any, request: TableRequest) -> Iterator[TableRow]:
@@ -130,13 +130,11 @@ def _rows(batch: Any, request: TableRequest) -> Iterator[TableRow]:
         column = column.dictionary_decode()
     kind = column.type
     is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
-    is_ids = (
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    ) and pa.types.is_integer(kind.value_type)
+    is_ids = _is_list_of(kind, pa.types.is_integer)
     if not is_text and not is_ids:
         found = f'column "{shown(request.column)}" has {shown(str(kind))}'
         raise ValueError(f"{found}, needed strings or lists of integers")
-    masks = next((batch.column(name) for name in SCORED if is_ids and name in batch.schema.names), None)
+    masks = _masks(batch) if is_ids else None
     for number, value in enumerate(column):
         if not value.is_valid:
             yield TableRow(damage="found null")
@@ -144,6 +142,26 @@ def _rows(batch: Any, request: TableRequest) -> Iterator[TableRow]:
             yield _text(value)
         else:
             yield _ids(value, None if masks is None else masks[number])
+
+
+def _masks(batch: Any) -> Any:
+    """Return the column of a loss mask; None: there is none."""
+    import pyarrow as pa
+
+    name = next((name for name in SCORED if name in batch.schema.names), None)
+    kind = pa.null() if name is None else batch.column(name).type
+    if pa.types.is_null(kind):
+        return None
+    if not _is_list_of(kind, pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating):
+        raise ValueError(f'column "{name}" has {shown(str(kind))}, needed lists of 0 and 1')
+    return batch.column(name)
+
+
+def _is_list_of(kind: Any, *numbers: Callable[[Any], bool]) -> bool:
+    import pyarrow as pa
+
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return is_list and any(are(kind.value_type) for are in numbers)
 
 
 def _text(value: Any) -> TableRow:
@@ -164,6 +182,8 @@ def _ids(value: Any, mask: Any) -> TableRow:
     ids = found.to_numpy(zero_copy_only=False)
     if mask is None or not mask.is_valid:
         return TableRow(ids=Ids(ids.dtype.str, ids.tobytes()))
+    if mask.values.null_count:
+        return TableRow(damage="found null in its loss mask")
     scored = mask.values.to_numpy(zero_copy_only=False)
     if len(scored) != len(ids):
         return TableRow(damage=f"found {len(scored):,} numbers in the loss mask for {len(ids):,} ids")

@@ -7,21 +7,23 @@ NAME.npy, .npy.loss            NumPy's header; documents end by the end of text
 Documents have their begins and ends of text, the last one, too: sources/ reads the same tokens again.
 """
 
-from collections.abc import Callable, Iterator
+import io
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from mpitrain.data.sources import datatrove, megatron, numpy_array
+from mpitrain.data.sources import auto, datatrove, megatron, numpy_array
 from mpitrain.data.token_files import LOSS, TYPES, with_ending
 from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
 from mpitrain.errors import DataError
-from mpitrain.inputs import replacing, shown
+from mpitrain.inputs import listed, replacing, shown
 
 BLOCK = 1 << 20  # tokens that are written at once
 MEGATRON_WIDE = 65_500  # ids from which Megatron-LM writes 4 bytes
 LONGEST = 2**31 - 1  # tokens of a sequence of Megatron-LM
+Contents = Mapping[Path, Iterable[bytes | np.ndarray]]  # of files
 
 
 class _Stored:
@@ -66,16 +68,32 @@ class _Stored:
 def write_tokens(folder: Path, target: Path) -> tuple[Path, ...]:
     """Write the tokens of a folder in the format of a file's suffix; return the files.
 
-    Raises DataError for what the format can't hold, before anything is written, and OSError.
+    Raises DataError for what the format can't hold, before anything is written, and OSError, which
+    leaves none of the files.
     """
     stored = _Stored(folder)
-    writer = WRITERS.get(target.suffix)
-    if writer is None:
-        raise DataError(f"--to {shown(target)}: needed a file {', '.join(WRITERS)}")
-    return writer(stored, target)
+    contents_of = FORMATS.get(target.suffix)
+    if contents_of is None:
+        raise DataError(f"--to {shown(target)}: needed a file {', '.join(FORMATS)}")
+    contents = contents_of(stored, target)
+    if stale := [path for path in auto.companions(target) if path not in contents and path.exists()]:
+        raise DataError(
+            f"--to {shown(target)}: {listed(stale)} of other tokens would be read with it; remove it"
+        )
+    written = list[Path]()
+    try:
+        for path, content in contents.items():
+            with replacing(path) as file:
+                file.writelines(content)
+            written.append(path)
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise
+    return tuple(written)
 
 
-def _write_megatron(stored: _Stored, target: Path) -> tuple[Path, ...]:
+def _megatron(stored: _Stored, target: Path) -> Contents:
     lengths = np.diff(stored.ends, prepend=0)
     if stored.has_masks:
         raise DataError(f"--to {shown(target)}: Megatron-LM's files hold no loss masks; use .ds or .npy")
@@ -86,51 +104,32 @@ def _write_megatron(stored: _Stored, target: Path) -> tuple[Path, ...]:
         )
     code = 8 if stored.vocab < MEGATRON_WIDE else 4
     dtype = np.dtype(megatron.TYPES[code])
-    index = megatron.index_of(target)
     header = megatron.HEADER.pack(megatron.MAGIC, 1, code, len(lengths), len(lengths) + 1)
     offsets = (stored.ends - lengths) * dtype.itemsize
     documents = np.arange(len(lengths) + 1)
-    _write(target, lambda file: file.writelines(stored.ids(dtype)))
     arrays = lengths.astype("<i4"), offsets.astype("<i8"), documents.astype("<i8")
-    _write(index, lambda file: file.writelines([header, *(array.tobytes() for array in arrays)]))
-    return target, index
+    index = [header, *(array.tobytes() for array in arrays)]
+    return {target: stored.ids(dtype), megatron.index_of(target): index}
 
 
-def _write_datatrove(stored: _Stored, target: Path) -> tuple[Path, ...]:
+def _datatrove(stored: _Stored, target: Path) -> Contents:
     dtype = TYPES["uint16" if stored.vocab <= 1 << 16 else "uint32"]
-    index = with_ending(target, datatrove.INDEX)
-    _write(target, lambda file: file.writelines(stored.ids(dtype)))
-    masks = _write_masks(stored, target)
-    _write(index, lambda file: file.write(stored.ends.astype("<u8").tobytes()))
-    return (target, *masks, index)
+    index = {with_ending(target, datatrove.INDEX): [stored.ends.astype("<u8").tobytes()]}
+    return {target: stored.ids(dtype), **_masks(stored, target), **index}
 
 
-def _write_numpy(stored: _Stored, target: Path) -> tuple[Path, ...]:
+def _numpy(stored: _Stored, target: Path) -> Contents:
     if stored.end_of_text is None:
         raise DataError(f"--to {shown(target)}: no token ends the documents of these; use .bin or .ds")
     dtype = TYPES[numpy_array.least_type(stored.vocab)]
-
-    def content(file: BinaryIO) -> None:
-        head = {"descr": dtype.str, "fortran_order": False, "shape": (stored.count,)}
-        np.lib.format.write_array_header_1_0(file, head)
-        file.writelines(stored.ids(dtype))
-
-    masks = _write_masks(stored, target)
-    _write(target, content)
-    return (target, *masks)
+    head = io.BytesIO()
+    about = {"descr": dtype.str, "fortran_order": False, "shape": (stored.count,)}
+    np.lib.format.write_array_header_1_0(head, about)
+    return {target: chain([head.getvalue()], stored.ids(dtype)), **_masks(stored, target)}
 
 
-def _write_masks(stored: _Stored, target: Path) -> tuple[Path, ...]:
-    if not stored.has_masks:
-        return ()
-    _write(with_ending(target, LOSS), lambda file: file.writelines(stored.masks()))
-    return (with_ending(target, LOSS),)
+def _masks(stored: _Stored, target: Path) -> Contents:
+    return {with_ending(target, LOSS): stored.masks()} if stored.has_masks else {}
 
 
-def _write(path: Path, content: Callable[[BinaryIO], object]) -> None:
-    """Write a file under its name, once it is whole."""
-    with replacing(path) as file:
-        content(file)
-
-
-WRITERS = {".bin": _write_megatron, ".ds": _write_datatrove, ".npy": _write_numpy}
+FORMATS = {".bin": _megatron, ".ds": _datatrove, ".npy": _numpy}

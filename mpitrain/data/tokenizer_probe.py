@@ -8,7 +8,7 @@ Afterwards the file is read here, and texts are encoded without a child: a corpu
 import string
 from collections.abc import Iterator
 
-from mpitrain.data.limited import LimitedError, Limits, answer, serve
+from mpitrain.data.limited import LimitedError, Limits, parts, serve
 from mpitrain.errors import DataError
 from mpitrain.inputs import shown
 
@@ -33,7 +33,8 @@ def require_harmless(content: bytes, where: str) -> None:
     """
     limits = Limits(MEMORY + MEMORY_PER_BYTE * len(content), CPU_S + len(content) // BYTES_PER_S)
     try:
-        answer(__spec__.name, content, limits)
+        for _ in parts(__spec__.name, content, limits):
+            pass
     except LimitedError as error:
         raise DataError(f'{where}: {shown(error)}; use the tokenizer.json of a model, or "bytes"') from None
 

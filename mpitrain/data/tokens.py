@@ -16,7 +16,18 @@ import numpy as np
 import xxhash
 
 from mpitrain.data.draft import BLOCK_BYTES, read_kept
-from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, Count, CountOrNone, Origin, ReadCounts
+from mpitrain.data.origin import (
+    ENDS,
+    ENDS_DTYPE,
+    MOST_BYTES,
+    OWN,
+    TOKENS,
+    UNSCORED,
+    Count,
+    CountOrNone,
+    Origin,
+    ReadCounts,
+)
 from mpitrain.data.read_tokens import MAP, Tokens, open_numbers
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
@@ -24,9 +35,6 @@ from mpitrain.data.verified import is_noted, note
 from mpitrain.errors import DataError
 from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
 
-TOKENS = "tokens.bin"
-ENDS = "ends.bin"
-UNSCORED = "unscored.bin"
 DESCRIPTION = "tokens.json"
 NO_ENDS = np.empty(0, ENDS_DTYPE)
 
@@ -37,8 +45,8 @@ class Description(msgspec.Struct, frozen=True):
     digest: xxh3-128 of its bytes.
     ends: that of ends.bin; "": none, of tokens of form 1.
 
-    copies_apart: copies of held-out documents aren't trained on; runs begun before that keep their
-    split.
+    copies_apart: copies of held-out documents aren't trained on; conversations_whole: none is cut for
+    validation. Runs begun before that keep their split.
     unscored: digest of unscored.bin, "": there is none.  num_unscored: the runs in it.
     """
 
@@ -49,6 +57,7 @@ class Description(msgspec.Struct, frozen=True):
     ends: str = ""
     tally: ReadCounts = ReadCounts()
     copies_apart: bool = False
+    conversations_whole: bool = False
     unscored: str = ""
     num_unscored: CountOrNone = 0
 
@@ -72,10 +81,7 @@ def keep_trained(
     """
     folder = Path(folder)
     try:
-        found = describe(folder)
-        open_tokens(folder)
-        open_ends(folder)
-        open_unscored(folder)
+        found = describe_complete(folder)
     except DataError:
         return False
     origin = found.origin
@@ -142,6 +148,15 @@ def describe(folder: str | Path) -> Description:
             "start again"
         )
     return description
+
+
+def describe_complete(folder: str | Path) -> Description:
+    """Return the description of prepared tokens whose files have the sizes that it says. Raises DataError."""
+    found = describe(folder)
+    open_tokens(folder)
+    open_ends(folder)
+    open_unscored(folder)
+    return found
 
 
 def write_description(file: Path, description: Description) -> None:

@@ -2,9 +2,9 @@
 
 model/layers/multi_token.py says what that is.
 
-A depth looks up the tokens that the depth before it had to predict. A position has none where its
-row ends, or its document: its target is IGNORED, and its input any token, which no position with a
-loss sees.
+A depth looks up the tokens that the depth before it predicts, whether these carry loss or not. A
+position has none where its row ends, or its document: its target is IGNORED, and its input any
+token, which no position with a loss sees.
 """
 
 from collections.abc import Sequence
@@ -63,8 +63,7 @@ class MultiTokenHead:
             return y, None
         microbatch = context.microbatch
         of_depths = []
-        tokens = context.microbatch.targets
-        for depth, targets in zip(self.depths, microbatch.further, strict=True):
+        for depth, tokens, targets in zip(self.depths, microbatch.ahead, microbatch.further, strict=True):
             there = replace(
                 context, microbatch=replace(microbatch, tokens=tokens.clamp(min=0), targets=targets)
             )
@@ -74,7 +73,6 @@ class MultiTokenHead:
             loss, of_head = yield from forward(depth.head, x, there)
             context.record_metric("mtp_loss", loss / len(self.depths))
             of_depths.append((of_lookup, of_join, of_block, of_head))
-            tokens = targets
         return y, (of_main, of_depths)
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor | None, later: Later) -> Walk:

@@ -2,7 +2,7 @@
 input.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from mpitrain.data.documents import IGNORED, Ends, further_targets, separate
+from mpitrain.data.documents import Ends, further_tokens, separate, with_loss
 from mpitrain.kernels import fp8
 from mpitrain.kernels.document_spans import Spans
 from mpitrain.kernels.dropout import DropoutDraw
@@ -25,20 +25,22 @@ class Microbatch:
     """Tokens are there on the first stage, targets on the last. [B, T] each, of a segment of it if
     sequences are cut.
 
+    further: targets of each further token that is predicted (model/multi_token.py), [B, T] each.
+    ahead: what each of these is predicted from: the token before it, with loss or without.
     documents: the number of each position's document in the whole sequence, [B, T], if attention
     stays within documents.
     order: the position of each in its row, [B, T], if chunks have shares of documents
     (plan/division/sequence.py).
-    further: targets of each further token that is predicted (model/multi_token.py), [B, T] each.
     scoring: the head returns the loss and the likeliest token of each position, [2, B, T], in place
     of the summed loss.
     """
 
     tokens: torch.Tensor | None = None
     targets: torch.Tensor | None = None
+    further: tuple[torch.Tensor, ...] = ()
+    ahead: tuple[torch.Tensor, ...] = ()
     documents: torch.Tensor | None = None
     order: torch.Tensor | None = None
-    further: tuple[torch.Tensor, ...] = ()
     scoring: bool = False
 
 
@@ -78,26 +80,33 @@ class MicrobatchCutter:
         """
         if not self.needs_tokens(ends is not None):
             return [Microbatch() for _ in range(self._num_microbatches * self._segments)]
-        documents, targets = (None, tokens[:, 1:]) if ends is None else separate(tokens, ends)
-        targets = targets if scored is None else targets.masked_fill(~scored, IGNORED)
-        further = further_targets(targets, self._mtp if self.last else 0)
+        documents, next_tokens = (None, tokens[:, 1:]) if ends is None else separate(tokens, ends)
         order = None if documents is None else self._order(documents)
-        if order is not None:
-            tokens, targets, documents, *further = (
-                x.gather(1, order) for x in (tokens, targets, documents, *further)
-            )
         fields = (
-            self._segments_of(tokens) if self.first else repeat(None),
-            self._segments_of(targets) if self.last else repeat(None),
-            repeat(None) if documents is None else self._of_whole_sequences(documents),
+            self._segments_of(tokens, order) if self.first else repeat(None),
+            *(self._targets(next_tokens, scored, order) if self.last else [repeat(None), *[repeat(())] * 2]),
+            repeat(None) if documents is None else self._of_whole_sequences(in_order(documents, order)),
             repeat(None) if order is None else self._of_whole_sequences(order),
-            zip(*map(self._segments_of, further)) if further else repeat(()),
         )
         cut = [Microbatch(*segment) for segment in zip(*fields)]
         return cut + [Microbatch()] * (self._num_microbatches * self._segments - len(cut))
 
-    def _segments_of(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        here = rows[:, self.positions.to(rows.device)]
+    def _targets(
+        self, next_tokens: torch.Tensor, scored: torch.Tensor | None, order: torch.Tensor | None
+    ) -> tuple[Iterable, Iterable, Iterable]:
+        """Return the targets of each segment, those of further tokens, and what these are predicted from."""
+        tokens = further_tokens(next_tokens, self._mtp)
+        targets = tokens if scored is None else with_loss(tokens, scored)
+        first, *further = (self._segments_of(x, order) for x in targets)
+        if not further:
+            return first, repeat(()), repeat(())
+        ahead = (
+            (first, *further[:-1]) if scored is None else [self._segments_of(x, order) for x in tokens[:-1]]
+        )
+        return first, zip(*further), zip(*ahead)
+
+    def _segments_of(self, rows: torch.Tensor, order: torch.Tensor | None) -> list[torch.Tensor]:
+        here = in_order(rows, order)[:, self.positions.to(rows.device)]
         length = len(self.positions) // self._segments
         return [segment for part in here.split(self._micro) for segment in part.split(length, dim=1)]
 
@@ -111,6 +120,11 @@ class MicrobatchCutter:
     def _of_whole_sequences(self, rows: torch.Tensor) -> list[torch.Tensor]:
         # queries here meet keys of all positions
         return [part for part in rows.split(self._micro) for _ in range(self._segments)]
+
+
+def in_order(rows: torch.Tensor, order: torch.Tensor | None) -> torch.Tensor:
+    """Return rows in the order in which ranks have them."""
+    return rows if order is None else rows.gather(1, order)
 
 
 class Keeping(Protocol):

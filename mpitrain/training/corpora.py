@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import xxhash
 from mpitrain.config import Config, DataSource
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.copies import copies_of
+from mpitrain.data.corpus_files import named
 from mpitrain.data.mixture import (
     HeldOutMixture,
     MixtureSampler,
@@ -105,12 +107,13 @@ class PreparedCorpus:
         data, seed = self._config.data, self._config.run.seed
         num_between = 0 if self._vocabulary.end_of_text is None else 1
         split_by = data.val_fraction, data.sequence, seed, corpus.tally.training, num_between
+        split_by += tuple(self._uncut(corpus))
         key = f"{corpus.content} {split_by}"
         kept = kept_numbers(self._folder, COPIES, key, corpus.tally.documents)
         if kept is not None:
             return kept
         ends = open_ends(self._folder, self._config.data.read)
-        held_out = self._split(corpus.count, ends, corpus.tally.training).validation
+        held_out = self._split(ends, corpus).validation
         tokens = open_tokens(self._folder, self._config.data.read)
         found = copies_of(tokens, np.asarray(ends), held_out, num_between)
         self._found = key, found
@@ -165,7 +168,7 @@ class PreparedCorpus:
             separate=data.separates,
             by_documents=bool(ends.size),
         )
-        whole = self._split(len(tokens), ends, tally.training)
+        whole = self._split(ends, corpus)
         parts = without(whole, ends, self.copies, data.sequence)
         converse = [SOURCES.find(kind).converse is not None for kind in data.kinds]
         sampler_of = partial(self._sampler, tokens, ends, unscored)
@@ -174,11 +177,13 @@ class PreparedCorpus:
             validation = sampler_of(parts.validation, converse[0], None)
             how = parts.description + self._left_out([train, validation])
             return made(self._skipping(train), validation, {}, validation_description=how)
-        places = _places(ends, tally)
-        samplers = [
-            sampler_of(within(parts.train, *place), converses, seed)
-            for place, converses in zip(places, converse, strict=True)
-        ]
+        places = tokens_of_sources(ends, tally)
+        samplers = list[SourceSampler]()
+        for source, place, converses in zip(data.sources, places, converse, strict=True):
+            try:
+                samplers.append(sampler_of(within(parts.train, *place), converses, seed))
+            except DataError as error:
+                raise DataError(f'data.sources, path = "{named(source.path)}": {error.args[0]}') from None
         batch = BatchSizes(self._config.batch)
         mixture = mixture_of(data, batch, [sampler.num_sequences for sampler in samplers])
         last = batch.before(self._config.run.steps + 1) - 1
@@ -197,8 +202,8 @@ class PreparedCorpus:
             validation = sampler_of(parts.validation, all(converse), None)
         how = parts.description + self._left_out([*samplers, *of_sources.values()])
         train = self._skipping(MixtureSampler(samplers, mixture))
-        named = _named(data.sources, of_sources if self._config.run.eval_sources else {})
-        return made(train, validation, named, validation_description=how)
+        by_name = _named(data.sources, of_sources if self._config.run.eval_sources else {})
+        return made(train, validation, by_name, validation_description=how)
 
     def _sampler(
         self,
@@ -243,13 +248,22 @@ class PreparedCorpus:
             )
         return f"; {count:,} conversations longer than a row are left out" * bool(count)
 
-    def _split(self, num_tokens: int, ends: np.ndarray, training: int | None) -> Split:
-        data = self._config.data
+    def _split(self, ends: np.ndarray, corpus: Description) -> Split:
+        data, training = self._config.data, corpus.tally.training
         if not ends.size:  # a run begun by an older version keeps its split
-            return tail(num_tokens, data.val_fraction, data.sequence)
+            return tail(corpus.count, data.val_fraction, data.sequence)
         if training is not None:
             return apart(ends, training, data.sequence)
-        return split(ends, data.val_fraction, data.sequence, self._config.run.seed)
+        seed = self._config.run.seed
+        return split(ends, data.val_fraction, data.sequence, seed, self._uncut(corpus))
+
+    def _uncut(self, corpus: Description) -> list[tuple[int, int]]:
+        """Return which documents are conversations that stay whole: the first, and that after the last."""
+        tally = corpus.tally
+        bounds = np.cumsum([0, *(tally.parts or (tally.documents,))]).tolist()
+        parts = zip(pairwise(bounds), self._config.data.kinds, strict=True)
+        whole = [part for part, kind in parts if SOURCES.find(kind).converse]
+        return whole if corpus.conversations_whole else []
 
 
 def _in_numbers(packs: Mapping[int, PackCounts]) -> np.ndarray:
@@ -268,10 +282,11 @@ def _unpacked(numbers: np.ndarray) -> dict[int, PackCounts]:
     return found
 
 
-def _places(ends: np.ndarray, tally: ReadCounts) -> list[tuple[int, int]]:
+def tokens_of_sources(ends: np.ndarray, tally: ReadCounts) -> list[tuple[int, int]]:
     """Return where the tokens of each of data.sources begin and end."""
-    lasts = np.asarray(ends)[np.cumsum(tally.parts) - 1].tolist()
-    return list(zip([0, *lasts], lasts, strict=False))
+    numbers = np.cumsum([0, *tally.parts])
+    bounds = np.where(numbers, np.asarray(ends)[numbers - 1], 0).tolist()
+    return list(pairwise(bounds))
 
 
 def _named(sources: Sequence[DataSource], samplers: Mapping[int, SourceSampler]) -> dict[str, SourceSampler]:

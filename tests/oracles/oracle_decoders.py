@@ -37,17 +37,43 @@ def loss_of_documents(w, documents, has):
     return total / count
 
 
+def further_loss(w, documents, has, depths):
+    """Return the mean over depths of the cross-entropies of the tokens after the next (arXiv:2412.19437,
+    section 2.2), summed over those that are scored. documents: as of loss_of_documents().
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for tokens, scored in documents:
+        row = torch.tensor([tokens])
+        x = hidden(w, row[:, :-1], has)
+        for k in range(1, min(depths, len(tokens) - 2) + 1):
+            p = under(w, f"mtp.{k - 1}.")
+            token = norm(w["embedding.weight"][row[:, k:-1]], p, "token_norm", has)
+            both = torch.cat((norm(x[:, :-1], p, "hidden_norm", has), token), -1)
+            x = block(p, both @ p["projection.weight"].T, has, has["blocks"] - 1)
+            found = norm(x, p, "head_norm", has) @ w.get("head.weight", w["embedding.weight"]).T
+            targets = row[0, k + 1 :].where(torch.tensor(scored[k + 1 :]), -100)
+            total = total + functional.cross_entropy(found[0], targets, reduction="sum")
+    return total / depths
+
+
 def hidden(w, tokens, has):
     """Return what comes from the blocks."""
     x = w["embedding.weight"][tokens] * has.get("scale", 1.0)
     if "embedding.positions" in w:
         x = x + w["embedding.positions"][: x.shape[1]]
     for i in range(has["blocks"]):
-        start = f"blocks.{i}."
-        p = {name.removeprefix(start): value for name, value in w.items() if name.startswith(start)}
-        for name, part in (("attention", attention), ("ffn", feed_forward)):
-            y = part(p, norm(x, p, f"{name}.norm", has), has, i)
-            x = x + norm(y, p, f"{name}.post_norm", has)
+        x = block(under(w, f"blocks.{i}."), x, has, i)
+    return x
+
+
+def under(w, start):
+    return {name.removeprefix(start): value for name, value in w.items() if name.startswith(start)}
+
+
+def block(p, x, has, i):
+    for name, part in (("attention", attention), ("ffn", feed_forward)):
+        y = part(p, norm(x, p, f"{name}.norm", has), has, i)
+        x = x + norm(y, p, f"{name}.post_norm", has)
     return x
 
 

@@ -26,10 +26,11 @@ CASES = [
     if family != "gpt2" or size < 4
 ]
 CASES += [("glm-4.5", 2, "ep=2"), ("glm-4.5", 2, "ep=2 cp=2")]
+CASES += [("llama", 1, "model.mtp=2"), ("llama", 2, "model.mtp=2 cp=2"), ("llama", 2, "model.mtp=1 pp=2")]
 if not EVERY:
     few = ("llama tp=2", "llama pp=2", "gpt2 pp=2", "gpt2 cp=2 context=zigzag", "gpt2 tp=2", "glm-4.5 ep=2")
     kinds = [f"llama cp=2 context={kind}" for kind in ("zigzag", "ring", "gather", "ulysses")]
-    chosen = (*few, *kinds, "llama ")
+    chosen = (*few, *kinds, "llama ", "llama model.mtp=2", "llama model.mtp=2 cp=2")
     CASES = but_for(CASES, [case for case in CASES if f"{case[0]} {case[2]}" not in chosen])
 
 
@@ -51,7 +52,7 @@ def packed_text(sequence):
 def plain_step(plan, whole):
     """Return loss, gradients and weights of a step of the loop over documents."""
     import torch
-    from oracle_decoders import loss_of_documents
+    from oracle_decoders import further_loss, loss_of_documents
 
     from mpitrain.data.packed_rows import PackedSampler
 
@@ -63,17 +64,21 @@ def plain_step(plan, whole):
         for begin, end in sampler.pieces(slot)
     ]
     weights = {spec.name: initial(spec) for spec in whole}
-    loss = loss_of_documents(weights, documents, meaning(plan.config))
-    loss.backward()
+    has, model = meaning(plan.config), plan.config.model
+    loss = loss_of_documents(weights, documents, has)
+    count = sum(sum(counts[1:]) for _, counts in documents)
+    if model.mtp:
+        (loss + model.mtp_weight * further_loss(weights, documents, has, model.mtp) / count).backward()
+    else:
+        loss.backward()
     grads = {
         name: torch.zeros_like(weight) if weight.grad is None else weight.grad
         for name, weight in weights.items()
     }
-    count = sum(sum(counts[1:]) for _, counts in documents)
     return loss.item(), count, grads
 
 
-@pytest.mark.few_cases(11)
+@pytest.mark.few_cases(12)
 @pytest.mark.parametrize(("family", "size", "layout"), CASES)
 def test_packed_rows_train_like_documents_one_by_one(world, monkeypatch, family, size, layout):
     import torch
@@ -93,8 +98,9 @@ def test_packed_rows_train_like_documents_one_by_one(world, monkeypatch, family,
     if world.size != size:
         pytest.skip(f"runs on {size} ranks")
     plan = plan_with(family, size, f"{layout} data.documents=packed optimizer.clip=0")
-    alone = plan_with(family, 1, "data.documents=packed")
-    expected = once(world, ("packed", family), lambda: plain_step(alone, alone.parameters()))
+    mtp = plan.config.model.mtp
+    alone = plan_with(family, 1, f"data.documents=packed model.mtp={mtp}")
+    expected = once(world, ("packed", family, mtp), lambda: plain_step(alone, alone.parameters()))
     loss, count, grads = expected
     mesh = build_mesh(plan, world)
     actor = Actor(plan, mesh, torch.device("cpu"))

@@ -19,7 +19,7 @@ from mpitrain.data.tokens import DESCRIPTION, Description, describe, is_whole, o
 from mpitrain.errors import DataError
 from mpitrain.inputs import is_there, shown
 from mpitrain.plan.declared.formatting import aligned
-from mpitrain.training.corpora import PreparedCorpus
+from mpitrain.training.corpora import PreparedCorpus, tokens_of_sources
 from mpitrain.training.step_documents import order_of_run, tokenizer_of_run
 
 GIVE = "give a run directory, or a folder of data.tokens"
@@ -129,9 +129,10 @@ def _lines(
 
 def _rows(description: Description, folder: Path) -> Iterator[tuple[str, ...]]:
     """Yield a row for each source of a mixture."""
-    lasts = np.asarray(open_ends(folder))[np.cumsum(description.tally.parts) - 1]
-    for number, documents in enumerate(description.tally.parts):
-        count = int(lasts[number] - (lasts[number - 1] if number else 0))
+    tally = description.tally
+    places = tokens_of_sources(open_ends(folder), tally)
+    for number, (documents, (begin, end)) in enumerate(zip(tally.parts, places, strict=True)):
+        count = end - begin
         yield str(number), f"{documents:,}", f"{count:,}", f"{count / description.count:.1%}"
 
 

@@ -25,10 +25,12 @@ KINDS = {
     list: "an array",
     str: "a string",
     bool: "true or false",
+    int: "a number",
     float: "a number",
     type(None): "null",
 }
 MARK = codecs.BOM_UTF8.decode()
+MOST_DIGITS = 640  # that Python reads as an integer, however it is set
 
 
 def read(file: File, begin: Position, text_key: str) -> Iterator[Document]:
@@ -126,13 +128,17 @@ def _slowly(line: bytes, key: str) -> str:
 def loaded(line: bytes) -> Any:
     """Return what a line of JSON holds. Raises ValueError that says what is there instead."""
     try:
-        return json.loads(line, parse_int=float)  # not int: it refuses 5,000 digits
+        return json.loads(line, parse_int=_number)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte {error.start:,} of the line)") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON ({shown(error.msg)}, character {error.pos:,})") from None
     except RecursionError:
         raise ValueError("brackets within brackets, too deep") from None
+
+
+def _number(digits: str) -> int | float:
+    return int(digits) if len(digits) <= MOST_DIGITS else float(digits)
 
 
 def _advice(keys: Collection[str]) -> str:

@@ -15,6 +15,7 @@ from typing import TextIO
 
 import numpy as np
 
+from mpitrain.data import file_kinds
 from mpitrain.data.compressed import unpacked
 from mpitrain.data.source import Damaged, File, Source, TokenFile, TokenRule
 from mpitrain.data.token_files import (
@@ -35,6 +36,8 @@ HEADER_BYTES = 10_000  # NumPy reads no longer header of a stranger either
 CHECKED = 1 << 16  # ids
 LINE_BYTES = 1 << 16
 MOST_UPPER = 4  # upper halves of ids below 262,144
+# of two or three bytes: ids may be these
+MAGIC_OF_FILES = {magic: kind for magic, kind in file_kinds.MAGIC.items() if len(magic) > 3}
 
 
 def companions(path: Path) -> Sequence[Path]:
@@ -59,8 +62,13 @@ def least_type(vocab: int) -> str:
 
 
 def require_type(ids: StoredArray) -> None:
-    """Raise Damaged if ids look like halves of larger ones, which would be read without an error."""
+    """Raise Damaged for what would be read as ids without an error: a file of another format, or halves
+    of larger ids.
+    """
     first = ids.read(0, min(ids.count, CHECKED))
+    head = first[:8].tobytes()
+    if kind := next((kind for magic, kind in MAGIC_OF_FILES.items() if head.startswith(magic)), ""):
+        raise Damaged(f"{shown(ids.path)} is {kind}, not ids without a header")
     halves = first[: first.size // 2 * 2].reshape(-1, 2)
     upper, lower = halves[:, 1], halves[:, 0]
     if (
@@ -81,6 +89,8 @@ def _with_header(path: Path) -> StoredArray:
     try:
         version = np.lib.format.read_magic(head)
         library = np.lib.format
+        if version not in ((1, 0), (2, 0), (3, 0)):
+            raise ValueError(f"it is of version {version}")
         read = library.read_array_header_1_0 if version == (1, 0) else library.read_array_header_2_0
         shape, _, dtype = read(head, max_header_size=HEADER_BYTES)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, TokenError) as error:

@@ -15,7 +15,7 @@ from mpitrain.data.limited import LimitedError, Limits, parts
 from mpitrain.data.source import NO_TEXT, Damaged, Document, File, Position, Source
 from mpitrain.data.table_reader import Ids, TableRequest, TableRow
 from mpitrain.errors import DataError
-from mpitrain.inputs import read_file, shown
+from mpitrain.inputs import listed, read_file, shown
 
 SUFFIXES = (".parquet", ".arrow")
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -60,8 +60,7 @@ def files_in(root: Path) -> Sequence[Path] | None:
     Raises DataError for one that has several splits, or an order that isn't that of its files.
     """
     if (root / SPLITS).exists():
-        splits = _json(root / SPLITS).get("splits", [])
-        names = ", ".join(shown(root / str(split)) for split in splits[:8])
+        names = listed([root / str(split) for split in _list(_json(root / SPLITS), "splits")])
         raise DataError(f"data.path = {shown(root)} has several splits; set it to one of them: {names}")
     if not (root / STATE).exists():
         return None
@@ -71,10 +70,15 @@ def files_in(root: Path) -> Sequence[Path] | None:
             f"data.path = {shown(root)} has its rows in another order than its files "
             "(_indices_data_files); save it after dataset.flatten_indices()"
         )
-    found = [entry.get("filename") for entry in state.get("_data_files", []) if isinstance(entry, dict)]
+    found = [entry.get("filename") for entry in _list(state, "_data_files") if isinstance(entry, dict)]
     if not found or not all(isinstance(name, str) and Path(name).name == name for name in found):
         raise DataError(f"data.path: {shown(root / STATE)} names no files of its folder; save it again")
     return [root / name for name in found]
+
+
+def _list(tree: dict, key: str) -> list:
+    value = tree.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _json(path: Path) -> dict:

@@ -104,7 +104,9 @@ WRONG = {
     "an empty answer, message 2": {"messages": [user(), answer("")]},
     'no message of the role "assistant"': {"messages": [user()]},
     "spells <|im_end|>": {"messages": [user("a<|im_end|>b"), answer()]},
-    '"tools"': {"messages": [user(), answer()], "tools": []},
+    "that spells <|im_end|>": {"messages": [user(), answer() | {"tool_calls": ["a<|im_end|>b"]}]},
+    "half of a character": {"messages": [user("\ud800"), answer()]},
+    '"tools"': {"messages": [user(), answer()], "tools": [{}]},
 }
 
 
@@ -119,6 +121,26 @@ def test_a_line_that_is_no_conversation_is_named(tokenizer, tmp_path, message):
     assert message in error.value.args[0] and not (tmp_path / "tokens" / "tokens.json").exists()
     prepare(Corpus("chat", tmp_path / "a.jsonl", damaged=1), tokenizer, tmp_path / "tokens")
     assert len(open_ends(tmp_path / "tokens")) == 2
+
+
+def test_what_a_tool_is_called_with_is_written_as_it_stands(tmp_path):
+    """Integers too, however long; `tools` without any are none."""
+    template = "{% for m in messages %}{{ m.content }}{{ m.calls | tojson }}<|im_end|>{% endfor %}"
+    tokenizer = load_tokenizer(folder_of(tmp_path / "model", template, "<|im_end|>"))
+    call = '{"role": "assistant", "content": "a", "calls": {"k": 12345678901234567890, "n": 1}}'
+    (tmp_path / "a.jsonl").write_text(f'{{"tools": null, "messages": [{call}]}}\n')
+    prepare(Corpus("chat", tmp_path / "a.jsonl"), tokenizer, tmp_path / "tokens")
+    text = tokenizer.decode(open_tokens(tmp_path / "tokens"))
+    assert text == 'a{"k": 12345678901234567890, "n": 1}<|im_end|>'
+
+
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "generation_config.json"])
+def test_tokens_are_prepared_again_where_other_tokens_end_an_answer(tmp_path, name):
+    file = folder_of(tmp_path / "model", *TEMPLATES["chatml"])
+    before = Conversations(load_tokenizer(file)).identity
+    changed = {"eos_token": "<|endoftext|>", "bos_token": "<s>", "eos_token_id": 1}
+    (tmp_path / "model" / name).write_text(json.dumps(changed))
+    assert Conversations(load_tokenizer(file)).identity != before
 
 
 REFUSING = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpitrain.data.corpus import Corpus
-from mpitrain.data.preparation import prepare
+from mpitrain.data.preparation import Reporter, prepare
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
 from mpitrain.errors import DataError
@@ -127,7 +127,13 @@ DAMAGES = {
     "megatron: type": (formats.megatron, lambda f: patched(f / "a.idx", 17, b"\7"), "holds float32"),
     "megatron: offsets": (formats.megatron, lambda f: patched(f / "a.idx", 34 + 88, U64(7)), "sequence 0"),
     "megatron: length": (formats.megatron, lambda f: patched(f / "a.idx", 37, b"\xff"), "negative length"),
+    "npy: version": (formats.numpy_file, lambda f: patched(f / "a.npy", 6, b"\x09"), "can't read its header"),
     "megatron: no index": (formats.megatron, lambda f: (f / "a.idx").unlink(), "no a.idx beside it"),
+    "megatron: a folder": (
+        formats.megatron,
+        lambda f: ((f / "a.idx").unlink(), (f / "a.idx").mkdir()),
+        "a.idx cannot be read: Is a directory",
+    ),
     "nanogpt: odd": (formats.nanogpt, lambda f: cut(f / "a.bin", 1), "no multiple of 2"),
     "nanogpt: larger ids": (
         formats.nanogpt,
@@ -171,7 +177,11 @@ DAMAGES = {
     "bz2: cut": (formats.jsonl_bz2, lambda f: cut(f / "a.jsonl.bz2", 30), "damaged or cut after"),
 }
 if formats.jsonl_zst in WRITERS:
-    DAMAGES["zst: cut"] = (formats.jsonl_zst, lambda f: cut(f / "a.jsonl.zst", 5), "a frame isn't complete")
+    DAMAGES["zst: cut"] = (
+        formats.jsonl_zst,
+        lambda f: cut(f / "a.jsonl.zst", 5),
+        "its last part isn't complete",
+    )
 if formats.parquet in WRITERS:
     DAMAGES |= {
         "parquet: cut": (formats.parquet, lambda f: cut(f / "a.parquet", 9), "can't be read after row 0"),
@@ -186,12 +196,90 @@ if formats.parquet in WRITERS:
             lambda f: (f / "state.json").write_text('{"_indices_data_files": [{"filename": "i.arrow"}]}'),
             "flatten_indices",
         ),
+        "datasets: no list": (
+            formats.saved_to_disk,
+            lambda f: (f / "state.json").write_text('{"_data_files": 3}'),
+            "names no files of its folder",
+        ),
         "datasets: outside": (
             formats.saved_to_disk,
             lambda f: (f / "state.json").write_text('{"_data_files": [{"filename": "../x.arrow"}]}'),
             "names no files of its folder",
         ),
     }
+
+
+def test_ids_without_a_header_are_no_file_of_another_format(folder, tmp_path):
+    """Where a vocabulary is large enough its bytes would be ids."""
+    np.savez(folder / "a.npz", np.arange(9))
+    for name, source in (("a.bin", "nanogpt"), ("b.npy", "npy"), ("c.bin", "auto")):
+        path = folder / name
+        path.write_bytes((folder / "a.npz").read_bytes())
+        with pytest.raises(DataError, match=rf"{name} is zip, not ids without a header"):
+            prepared(tmp_path / "data", source, path)
+
+
+@pytest.mark.skipif(formats.parquet not in WRITERS, reason="pyarrow isn't installed")
+def test_folders_of_datasets_in_a_folder_keep_their_order_and_their_files(folder, tmp_path):
+    """Without what a cache has left there; one whose rows have another order is refused there, too."""
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        formats.saved_to_disk(folder / name, DOCUMENTS if name == "a" else DOCUMENTS[::-1])
+        (folder / name / "cache-1.arrow").write_bytes((folder / name / "data-a.arrow").read_bytes()[:-8])
+    joined, ends = prepared(tmp_path / "both", "parquet", folder)
+    once = expected()[0]
+    assert joined[: len(once)] == once and len(ends) == 2 * len(DOCUMENTS)
+    (folder / "b" / "state.json").write_text('{"_indices_data_files": [{"filename": "i.arrow"}]}')
+    with pytest.raises(DataError, match="/b has its rows in another order"):
+        prepared(tmp_path / "data", "auto", folder)
+
+
+@pytest.mark.skipif(formats.parquet not in WRITERS, reason="pyarrow isn't installed")
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([1, 0], 'a.parquet.* column "loss_mask" has int64, needed lists of 0 and 1'),
+        ([["0"], ["1"]], 'column "loss_mask" has list<.*string>, needed'),
+        ([[1, 1], [0, None]], "a.parquet, row 2: found null in its loss mask"),
+    ],
+)
+def test_a_column_that_is_no_loss_mask_is_refused(folder, tmp_path, mask, message):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"text": [[1, 2], [3, 4]], "loss_mask": mask}), folder / "a.parquet")
+    with pytest.raises(DataError, match=message):
+        prepared(tmp_path / "data", "parquet", folder)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_that_is_written_to_while_it_is_read_is_refused(folder, tmp_path, shared):
+    """Its tokens would be described, and shared, as those of what it was before."""
+    path = formats.jsonl(folder, DOCUMENTS)
+
+    def append(what):
+        if what.startswith("preparing"):
+            with path.open("ab") as file:
+                file.write(b'{"text": "more"}\n')
+
+    store = tmp_path / "store" if shared else ""
+    with pytest.raises(DataError, match=r"a\.jsonl changed while it was read; start again when"):
+        prepare(Corpus("jsonl", path), BYTES, tmp_path / "data", report=Reporter(append), shared=store)
+    assert not any((tmp_path / "data").iterdir())
+    assert not shared or not any(file.is_file() for file in store.rglob("*"))
+
+
+@pytest.mark.parametrize("writer", [one for one in WRITERS if one.__name__.startswith("jsonl_")])
+def test_a_part_that_cannot_be_read_is_not_the_end_of_a_file(writer, folder, tmp_path):
+    """Compressed files are joined as they are, with NULs between them; libraries stop at other bytes."""
+    writer(folder, DOCUMENTS)
+    (file,) = folder.iterdir()
+    packed = file.read_bytes()
+    file.write_bytes(packed + bytes(8) + packed)
+    assert prepared(tmp_path / "twice", "jsonl", folder)[1][len(DOCUMENTS) - 1] == len(expected()[0]) + 1
+    file.write_bytes(packed + b"?" + packed[1:])
+    with pytest.raises(DataError, match=rf"{file.name} is damaged or cut after \d+ bytes of text"):
+        prepared(tmp_path / "damaged", "jsonl", folder)
 
 
 @pytest.mark.parametrize("case", DAMAGES)

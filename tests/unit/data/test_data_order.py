@@ -269,3 +269,17 @@ def test_where_documents_give_too_little_the_tail_is_held_out(val_fraction):
     assert (
         found.description.endswith("the end of the text") and len(found.train) == len(found.validation) == 1
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_conversation_is_held_out_whole_or_not_at_all(seed):
+    """However few there are; of other documents the end may be."""
+    ends = np.array([10, 25, 31])
+    train, validation, _ = split(ends, 0.05, 4, seed, [(0, 3)])
+    assert documents_in(validation, ends) and len(validation) == 1
+    assert {*train.flatten().tolist(), *validation.flatten().tolist()} <= {0, 10, 25, 31}
+    mixed = np.array([1000, 1010, 1025, 1031])
+    bounds = split(mixed, 0.05, 4, seed, [(1, 4)]).validation.flatten().tolist()
+    assert bounds[0] == 950 and {*bounds[1:]} <= {*mixed.tolist()} and bounds[-1] > 1000
+    with pytest.raises(DataError, match="one conversation: none is left to validate with"):
+        split(np.array([100]), 0.05, 4, seed, [(0, 1)])

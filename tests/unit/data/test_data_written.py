@@ -56,6 +56,20 @@ def test_masks_are_written_too(tmp_path, name):
     assert not (tmp_path / "to" / "a.bin").exists()
 
 
+def test_an_export_is_whole_or_not_there(tmp_path, stored):
+    (tmp_path / "a.idx").mkdir()
+    with pytest.raises(DataError, match=r"a\.bin cannot be written: Is a directory"):
+        convert(str(stored), str(tmp_path / "a.bin"))
+    assert not list(tmp_path.glob("a.bin*"))
+
+
+def test_an_export_is_refused_where_a_mask_of_other_tokens_is(tmp_path, stored):
+    (tmp_path / "a.ds.loss").write_bytes(b"\1" * 9)
+    with pytest.raises(DataError, match=r"a\.ds\.loss of other tokens would be read with it"):
+        convert(str(stored), str(tmp_path / "a.ds"))
+    assert not (tmp_path / "a.ds").exists()
+
+
 def test_an_index_of_megatron_has_its_published_layout(tmp_path, stored):
     write_tokens(stored, tmp_path / "a.bin")
     index = (tmp_path / "a.idx").read_bytes()
