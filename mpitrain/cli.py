@@ -22,7 +22,11 @@ from mpitrain.commands.declared_options import (
     NAME,
     Finite,
     StepOrBest,
+    config_argument,
+    option_named,
     options_of,
+    overrides_option,
+    refuse_options,
 )
 from mpitrain.commands.requests import (
     WORDS_OF_STEP,
@@ -31,7 +35,9 @@ from mpitrain.commands.requests import (
     JobRequest,
     PlanRequest,
     RunRequest,
+    ScheduleRequest,
     SweepRequest,
+    most_starts,
 )
 from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault, storage_fault
 from mpitrain.inputs import as_argument, printable, shown
@@ -110,18 +116,12 @@ class CommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
 
-CONFIG = click.argument("config", required=False, type=NAME)
+CONFIG = option_named("config", config_argument())
 PATH = click.argument("path", type=NAME)
 NUM_RANKS = click.option(
     "--ranks", default=1, type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the layout."
 )
-OVERRIDE = click.option(
-    "--set",
-    "overrides",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override one key, for example --set parallel.pp=2.",
-)
+OVERRIDE = option_named("overrides", overrides_option())
 
 
 def main() -> None:
@@ -234,9 +234,9 @@ def run(request: RunRequest) -> int:
     chosen = request.dry
     if {"tflops", "machine"} <= chosen.keys():
         raise ConfigError("--tflops and --machine both say how long ranks compute; leave one of them out")
-    if request.dry_run and request.calibrate is not None:
-        raise ConfigError("--calibrate does nothing with --dry-run, which measures nothing; leave it out")
     if request.dry_run:
+        why = "does nothing with --dry-run, which computes and measures nothing; leave it out"
+        refuse_options(request, ("--calibrate", "--record"), why)
         return _dry_run(request=request)
     if chosen:
         name = next(iter(chosen))
@@ -421,7 +421,7 @@ OVER = click.option(
     type=click.Choice(("step", "tokens", "hours")),
     help="Horizontal axis of the curves.",
 )
-MOST_STARTS = click.option("--most", default=100, type=COUNT, help="Maximum number of starts.")
+MOST_STARTS = option_named("most", most_starts())
 
 
 def _for_scheduler(kind: str, title: str) -> None:
@@ -492,6 +492,8 @@ def supervise(command: tuple[str, ...], most: int, nodes: int | None, ranks_per_
     """
     from mpitrain.commands.job.supervise import main, spare_nodes
 
+    if nodes is None and ranks_per_node > 1:
+        raise ConfigError("--ranks-per-node does nothing without --nodes; add it, or leave it out")
     config, overrides = _run_options(command)
     spares = None if nodes is None else spare_nodes(nodes, ranks_per_node, config, overrides)
     return main(command, config, overrides, most, _say, spares)
@@ -588,6 +590,10 @@ def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str
     """
     from mpitrain.commands import watch
 
+    if terminal and (host, port) != ("127.0.0.1", 0):
+        raise ConfigError(
+            "--host and --port do nothing with --terminal, which serves no page; leave them out"
+        )
     return watch.show(runs, over) if terminal else watch.serve(runs, over, host, port, _answer)
 
 
@@ -607,68 +613,8 @@ def evaluate(guard: "Guard", request: EvaluationRequest) -> int:
 
 
 @cli.command()
-@click.argument("name", metavar="NAME|FILE|auto|compare|frontier")
-@click.option("--stages", type=COUNT, help="Pipeline ranks; a FILE has its own.")
-@click.option(
-    "--microbatches",
-    type=COUNT,
-    help="Microbatches of a step, over both copies of the model; a FILE has its own.",
-)
-@click.option("--chunks", type=COUNT, help="Stages per rank, where the schedule leaves a choice.")
-@click.option("--group", type=COUNT, help="Microbatches through a chunk before the next chunk (interleaved).")
-@click.option("--segments", type=COUNT, help="Segments of a microbatch's sequence (seq1f1b).")
-@click.option(
-    "--times",
-    metavar="F,I,W,C",
-    help="Times of a rank's layers for a microbatch, and of a message; default: 1,1,1,0.",
-)
-@click.option(
-    "--memory-limit",
-    type=Finite(0, min_open=True),
-    metavar="STASHES",
-    help="Memory limit of a rank; a stash: activations of one microbatch in all its layers.",
-)
-@click.option(
-    "--weight-memory",
-    type=Finite(0, 1),
-    metavar="SHARE",
-    help="Share of a stash held between I and W; default: 1.",
-)
-@click.option(
-    "--recompute",
-    type=Finite(0, 1, max_open=True),
-    metavar="SHARE",
-    help="Let searches recompute activations; this share of a stash, a stage's input, stays then.",
-)
-@click.option(
-    "--offload",
-    type=Finite(0),
-    metavar="TIME",
-    help="Let searches offload activations; time to copy a rank's stash to host memory, or back.",
-)
-@click.option(
-    "--trace",
-    metavar="RUN",
-    help="Times measured in a run (run.trace); with compare alone: the run beside its simulation.",
-)
-@click.option("--out", metavar="FILE", help="Draw the timeline: .svg, .png or .txt.")
-@click.option("--table", metavar="FILE", help="Write the table, .txt or .csv, for FILE or pipeline.schedule.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["papers", "torch", "torch-messages", "megatron", "sail", "dualpipe"]),
-    help="Write --table as another project reads it; default: mpitrain's own form.",
-)
-@click.option("--json", is_flag=True, help="Print one JSON object.")
-def schedule(
-    name: str,
-    trace: str | None,
-    out: str | None,
-    table: str | None,
-    form: str | None,
-    json: bool,
-    **asked,
-) -> None:
+@options_of(ScheduleRequest)
+def schedule(request: ScheduleRequest) -> int:
     """Prove a pipeline schedule, simulate it with given times, draw it. Nothing is trained.
 
     NAME is a schedule, for example zbv; FILE is a table of your own, as text or CSV. Prints the
@@ -685,9 +631,10 @@ def schedule(
     Train it with pipeline.schedule=FILE. Orders of PyTorch, Megatron, sail-sg
     and DualPipe are read, too.
     """
-    from mpitrain.commands.schedule import command as report
+    from mpitrain.commands.schedule.command import answer
 
-    _answer(report.answer(name, asked, trace, report.Files(out, table, form), json))
+    _answer(answer(request))
+    return 0
 
 
 @cli.command("config", short_help="Explain the keys of the configuration.")

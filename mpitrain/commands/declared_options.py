@@ -10,18 +10,21 @@ SweepRequest. What a field says besides its words are click's own settings of an
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import field, fields
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
-MOST_RANKS = 1_000_000  # as in layout.py, which isn't imported for --help
+MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each is then answered in seconds
 INTEGERS = 2**31 - 1  # larger ones mean nothing here
+
+
+T = TypeVar("T")
 
 
 class Name(click.Path):
@@ -88,10 +91,9 @@ def overrides_option() -> Any:
     return option(words, "--set", multiple=True, metavar="KEY=VALUE")
 
 
-def _typed(declared: Any) -> tuple[str, ...]:
-    """Return the names by which a field is typed; none of an argument."""
-    names = declared.metadata.get("names")
-    return names if names or names is None else (f"--{declared.name.replace('_', '-')}",)
+def _typed(name: str, declared: Any) -> tuple[str, ...]:
+    """Return the names by which an option is typed."""
+    return declared.metadata["names"] or (f"--{name.replace('_', '-')}",)
 
 
 def options_of(request: type) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -103,17 +105,28 @@ def options_of(request: type) -> Callable[[Callable[..., int]], Callable[..., in
             return command(request=request(**values))
 
         for each in reversed(fields(request)):
-            settings = each.metadata["settings"]
-            if (names := _typed(each)) is None:
-                start = click.argument(each.name, **settings)(start)
-            else:
-                start = click.option(*names, each.name, **settings)(start)
+            start = option_named(each.name, each)(start)
         return start
 
     return with_options
 
 
+def option_named(name: str, declared: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Return the decorator of click that gives a command a declared option, or argument, as `name`."""
+    settings = declared.metadata["settings"]
+    if "names" not in declared.metadata:
+        return click.argument(name, **settings)
+    return click.option(*_typed(name, declared), name, **settings)
+
+
+def refuse_options(request: Any, names: Collection[str], why: str) -> None:
+    """Raise ConfigError for the first of some options that was typed. why: "does nothing with ..."."""
+    if name := next((name for name in options_given(request) if name in names), None):
+        raise ConfigError(f"{name} {why}")
+
+
 def options_given(request: Any) -> dict[str, Any]:
-    """Return the options of a request that were typed, by their names, such as --node-hours."""
-    values = {names[0]: getattr(request, each.name) for each in fields(request) if (names := _typed(each))}
-    return {name: value for name, value in values.items() if value not in (None, False, ())}
+    """Return the options of a request that aren't their defaults, by their names, such as --node-hours."""
+    options = [each for each in fields(request) if "names" in each.metadata]
+    given = [each for each in options if getattr(request, each.name) != each.default]
+    return {_typed(each.name, each)[0]: getattr(request, each.name) for each in given}

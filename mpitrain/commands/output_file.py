@@ -1,16 +1,22 @@
 """A file that a command was asked to write: refused before any work if it can't be, written at once."""
 
+import csv
+import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mpitrain.cluster.rundir import run_that_has
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import MATPLOTLIBRC, load_matplotlib, replacing, shown
+from mpitrain.inputs import MATPLOTLIBRC, is_there, load_matplotlib, replacing, shown
 
 
-def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
-    """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run."""
+def require_file(option: str, out: str, kinds: Sequence[str] = (), others: Iterable[str | None] = ()) -> None:
+    """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run.
+
+    others: files that the same command reads or writes; one that is the same is refused, too.
+    """
     path = Path(out)
     name = shown(out)
     if kinds and path.suffix not in kinds:
@@ -31,8 +37,20 @@ def require_file(option: str, out: str, kinds: Sequence[str] = ()) -> None:
                 f"{option} {name}: you may not write to {shown(path.parent)}; needed a folder of yours"
             )
         refuse_file_of_a_run(option, path)
+        if any(_is_same(path, Path(other)) for other in others if other):
+            raise ConfigError(
+                f"{option} {name}: the command reads this file, or writes something else to it; give "
+                "another name"
+            )
     except OSError as error:  # too long a name
         raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Return whether two names are of one file, which may not be there yet. Raises OSError."""
+    if path.exists() and is_there(other) and other.exists():
+        return path.samefile(other)
+    return path.absolute() == other.absolute()
 
 
 def refuse_file_of_a_run(option: str, path: Path) -> None:
@@ -56,6 +74,16 @@ def require_plotting(out: str, option: str = "--out") -> None:
                 f"{option} {shown(out)}: matplotlib reads {MATPLOTLIBRC} of the current folder: "
                 f"{error.strerror}; remove it, or change the folder"
             ) from None
+
+
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return rows as a CSV below the keys of the first; None and nan are empty."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: "" if value != value else value for key, value in row.items()} for row in rows)
+    return text.getvalue().encode()
 
 
 def write(option: str, out: str, content: bytes) -> None:

@@ -48,8 +48,7 @@ class RunRequest:
     )
     steps: int | None = option("With --dry-run: number of steps; default: 3.", type=COUNT)
     share: float | None = option(
-        "With --dry-run: share of each message's bytes to send; default: 1.",
-        type=Finite(0, 1, min_open=True),
+        "With --dry-run: share of each message's bytes to send; default: 1.", type=Finite(0, 1, min_open=True)
     )
     tflops: float | None = option(
         "With --dry-run: sleep for the compute time of a rank with this rate.", type=Finite(SLOWEST_TFLOPS)
@@ -223,6 +222,53 @@ class SweepRequest:
 def most_starts() -> int:
     """Declare the option --most."""
     return option("Maximum number of starts.", default=100, type=COUNT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleRequest:
+    """`mpitrain schedule`."""
+
+    name: str = argument(metavar="NAME|FILE|auto|compare|frontier")
+    stages: int | None = option("Pipeline ranks; a FILE has its own.", type=COUNT)
+    microbatches: int | None = option(
+        "Microbatches of a step, over both copies of the model; a FILE has its own.", type=COUNT
+    )
+    chunks: int | None = option("Stages per rank, where the schedule leaves a choice.", type=COUNT)
+    group: int | None = option(
+        "Microbatches through a chunk before the next chunk (interleaved).", type=COUNT
+    )
+    segments: int | None = option("Segments of a microbatch's sequence (seq1f1b).", type=COUNT)
+    times: str | None = option(
+        "Times of a rank's layers for a microbatch, and of a message; default: 1,1,1,0.", metavar="F,I,W,C"
+    )
+    memory_limit: float | None = option(
+        "Memory limit of a rank; a stash: activations of one microbatch in all its layers.",
+        type=Finite(0, min_open=True), metavar="STASHES",
+    )  # fmt: skip
+    weight_memory: float | None = option(
+        "Share of a stash held between I and W; default: 1.", type=Finite(0, 1), metavar="SHARE"
+    )
+    recompute: float | None = option(
+        "Let searches recompute activations; this share of a stash, a stage's input, stays then.",
+        type=Finite(0, 1, max_open=True), metavar="SHARE",
+    )  # fmt: skip
+    offload: float | None = option(
+        "Let searches offload activations; time to copy a rank's stash to host memory, or back.",
+        type=Finite(0), metavar="TIME",
+    )  # fmt: skip
+    trace: str | None = option(
+        "Times measured in a run (run.trace); with compare alone: the run beside its simulation.",
+        metavar="RUN",
+    )
+    out: str | None = option("Draw the timeline: .svg, .png or .txt.", metavar="FILE")
+    table: str | None = option(
+        "Write the table, .txt or .csv, for FILE or pipeline.schedule.", metavar="FILE"
+    )
+    form: str | None = option(
+        "Write --table as another project reads it; default: mpitrain's own form.",
+        "--format", type=click.Choice(["papers", "torch", "torch-messages", "megatron", "sail", "dualpipe"]),
+    )  # fmt: skip
+    json: bool = option("Print one JSON object.", is_flag=True)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,5 +10,5 @@ layout_request, run_layout     a run's layout where its configuration leaves it 
 measured_run, after_run        what a run has measured, beside what was predicted
 calibrate, calibration_file    a machine's file changes by what a run has measured
 backtest_errors, published_rows, row_layout, assumed    predictions beside published steps
-fitted, fitted_machine         constants of a machine, fitted to steps
+fitted                         constants of a machine, fitted to steps
 """

@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import tomli_w
 
+from mpitrain.errors import ConfigError, counted
+from mpitrain.inputs import shown
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import (
     CALIBRATED,
@@ -28,6 +31,7 @@ from mpitrain.plan.predict.step_time.machine import (
 )
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.planner.published_rows import Row
 
 FIELDS = {  # of MachineRates, by term
     "products": ("products",),
@@ -38,6 +42,9 @@ FIELDS = {  # of MachineRates, by term
     "between": ("between", "between_latency_s"),
 }
 TERMS = tuple(FIELDS)
+OTHER_FIELDS = (  # that no published step tells
+    "attention_forward_16", "attention_backward_16", "attention_short", "host_update", "host_copy",
+)  # fmt: skip
 TERM_OF = {  # of figures of a machine's file, by their key or its table
     "products": "products", "attention": "attention", "memory": "memory",
     "links.inside": "inside", "links.pair": "inside", "links.between": "between",
@@ -50,6 +57,9 @@ OTHER_REGIME = 6.0  # times as much for steps of other numbers, or with experts
 CLEAR = 1.5  # deviations from which a step counts less
 ROUNDS = 6
 SLOWER = 1.1  # a term, to see what a step takes with it
+
+MODELS = 2  # whose steps each tell how far off the others' constants are
+LEAST_WIDE = 0.03  # of an interval, each way: steps of one machine differ by as much
 
 
 class Constants(NamedTuple):
@@ -85,6 +95,12 @@ def shares_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> tu
     found = [max(0.0, ratio - 1) / (SLOWER - 1) for ratio in longer]
     total = max(1.0, sum(found))
     return tuple(share / total for share in found)
+
+
+def in_median(machine: MachineRates) -> MachineRates:
+    """Return a machine whose steps are predicted to take what those of the given one take in the median."""
+    fields = [*OTHER_FIELDS, *(field for fields in FIELDS.values() for field in fields)]
+    return machine.slower(machine.spread.middle, fields)
 
 
 def fit(samples: Sequence[Sample], start: Constants = NOTHING, regime: str = "") -> Constants:
@@ -151,6 +167,38 @@ def calibrated(machine: MachineFile, constants: Constants, kernel: str, source: 
         links=replace(machine.links, **latencies),
         launch_s=later(machine.launch_s, "launches", LONGEST_LAUNCH_S[machine.device]),
     )  # fmt: skip
+
+
+def machine_text(rows: Sequence[Row], samples: Sequence[Sample], source: str) -> str:
+    """Return the TOML of the machine of some rows, with constants fitted to them.
+
+    Raises ConfigError for rows of several machines or frameworks, or of none with a time.
+    """
+    systems = sorted({row.whole_system for row in rows})
+    if len(systems) != 1:
+        found = ", ".join(systems[:4]) or "no row with a time"
+        raise ConfigError(f"--out of a machine's file: found {shown(found)}; needed rows of one system")
+    first = rows[0]
+    constants = fit(samples, NOTHING, first.regime)
+    words = f"to {counted(len(rows), 'steps')} of {source}"
+    machine = calibrated(first.machine, constants, first.convention.kernel, words)
+    spread = _left(samples, first.regime)
+    return tomli_w.dumps(msgspec.to_builtins(msgspec.structs.replace(machine, spread=spread)))
+
+
+def _left(samples: Sequence[Sample], regime: str) -> list[float]:
+    """Return quantiles of what steps took over predictions by the other models' steps."""
+    models = sorted({sample.model for sample in samples})
+    if len(models) < MODELS:
+        return []
+    ratios = []
+    for model in models:
+        constants = fit([each for each in samples if each.model != model], NOTHING, regime)
+        ratios += [each.measured / each.at(constants) for each in samples if each.model == model]
+    middle = quantile(ratios, 0.5)
+    low = min(quantile(ratios, 0.1), middle * (1 - LEAST_WIDE))
+    high = max(quantile(ratios, 0.9), middle * (1 + LEAST_WIDE))
+    return [float(f"{value:.3g}") for value in (low, middle, high)]
 
 
 def quantile(values: Sequence[float], share: float) -> float:

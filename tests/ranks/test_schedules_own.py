@@ -10,7 +10,8 @@ from conftest import agree
 from folders import ROOT
 from launch import finished
 
-from mpitrain.commands.schedule.command import Files, answer
+from mpitrain.commands.requests import ScheduleRequest
+from mpitrain.commands.schedule.command import answer
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.family import ScheduleFamily, stage_per_rank
@@ -87,11 +88,7 @@ def test_what_is_no_schedule_is_refused(name, more, error, words):
 
 
 def test_it_is_played_by_name():
-    asked = dict.fromkeys(("chunks", "group", "segments", "times", "memory_limit", "weight_memory"), None) | {
-        "stages": 2,
-        "microbatches": 6,
-    }
-    text = answer("test_schedules_own:EARLY", asked, None, Files(), False)
+    text = answer(ScheduleRequest(name="test_schedules_own:EARLY", stages=2, microbatches=6))
     assert text.startswith("test_schedules_own:EARLY") and "bubble" in text
 
 

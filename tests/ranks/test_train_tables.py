@@ -60,7 +60,8 @@ def halves(one, other):
 def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp_path, form, half):
     from support.quick_schedules import NAMES
 
-    from mpitrain.commands.schedule.command import Files, answer
+    from mpitrain.commands.requests import ScheduleRequest
+    from mpitrain.commands.schedule.command import answer
     from mpitrain.plan.settings.pipeline_table import table_of
 
     if world.size > 4 and not EVERY:
@@ -68,13 +69,10 @@ def test_a_schedule_written_as_a_table_trains_to_the_bits_of_its_name(world, tmp
     m = 2 * world.size
     wrong = []
     expected = {}
-    asked = dict.fromkeys(("chunks", "group", "segments", "times", "memory_limit", "weight_memory"))
     for name in list(NAMES)[half::2]:
         path = world.bcast(str(tmp_path / f"{name}.{form}"))
         if world.rank == 0:
-            answer(
-                name, {**asked, "stages": world.size, "microbatches": m}, None, Files(table=path), json=True
-            )
+            answer(ScheduleRequest(name=name, stages=world.size, microbatches=m, table=path, json=True))
         world.barrier()
         by_name = config_of(world, name, m)
         by_table = config_of(world, path, m)

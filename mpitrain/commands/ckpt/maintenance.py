@@ -13,11 +13,12 @@ from mpitrain.checkpoint.steps import CHECKPOINTS, steps_at
 from mpitrain.checkpoint.verify_shared import VerifiedStep, verify_step
 from mpitrain.cluster.lock import Lock
 from mpitrain.cluster.team import Team
-from mpitrain.errors import DONE, FAILED, CheckpointError, counted
+from mpitrain.errors import DONE, FAILED, CheckpointError, ConfigError, counted
 from mpitrain.inputs import listed, shown
 
 MOST_DAMAGES = 20  # of a step, or steps that are damaged
 MOST_SHOWN = 100  # steps
+BEST_BY = "val_loss"
 
 
 def verify(
@@ -126,18 +127,14 @@ def _without_a_run(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def prune(
-    path: str,
-    keep: int,
-    every: int,
-    best: int,
-    best_by: str,
-    dry_run: bool,
-    say: Callable[[str], None],
+    path: str, keep: int, every: int, best: int, best_by: str, dry_run: bool, say: Callable[[str], None]
 ) -> int:
     """Remove steps up to the newest that is whole, say which, and return 0, or 1 if a step can't be read.
 
     Raises CheckpointError if none is whole.
     """
+    if best_by != BEST_BY and not best:
+        raise ConfigError(f"--best-by {shown(best_by)} does nothing without --best; add it, or leave it out")
     steps = steps_at(path)
     if steps.chosen is not None:
         raise CheckpointError(

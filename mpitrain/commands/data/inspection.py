@@ -99,11 +99,7 @@ def _text(tokens: np.ndarray, ends: np.ndarray, number: int, tokenizer: Tokenize
 
 
 def _lines(
-    folder: Path,
-    description: Description,
-    found: CorpusStatistics,
-    copies: int | None,
-    texts: dict[int, str],
+    folder: Path, description: Description, found: CorpusStatistics, copies: int | None, texts: dict[int, str]
 ) -> Iterator[str]:
     tally = description.tally
     yield f"{shown(folder)}: {tally.describe(description.count)}"

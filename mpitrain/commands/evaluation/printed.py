@@ -7,6 +7,7 @@ from typing import Any
 from mpitrain.cluster.entry import warn
 from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.rundir import RunDir
+from mpitrain.commands.declared_options import refuse_options
 from mpitrain.commands.evaluation.evaluated_run import evaluate
 from mpitrain.commands.output_file import require_file, write
 from mpitrain.commands.requests import EvaluationRequest
@@ -25,7 +26,8 @@ def main(request: EvaluationRequest, guard: Guard, say: Callable[[str], None]) -
     world = guard.connect(may_be_alone=True)
     world.on_first_rank("looking at what is evaluated", lambda: _require_files(request))
     if (out := request.out) is not None:
-        world.on_first_rank("looking at --out", lambda: require_file("--out", out))
+        read_files = (*request.data, *request.tasks, request.tokenizer)
+        world.on_first_rank("looking at --out", lambda: require_file("--out", out, (), read_files))
     given = world.on_every_rank("reading --set", lambda: read(None, request.overrides))
     result = evaluate(request, given, world, guard.place)
     if world.rank == 0:
@@ -37,9 +39,14 @@ def main(request: EvaluationRequest, guard: Guard, say: Callable[[str], None]) -
 
 
 def _require_files(request: EvaluationRequest) -> None:
-    """Raise ConfigError unless there is a file, and each once."""
+    """Raise ConfigError unless there is a file, and each once; and for an option of the other kind."""
     if not request.data and not request.tasks:
         raise ConfigError("found neither --data nor --tasks; give a file to evaluate")
+    for option, names, idle in (
+        ("--data", request.data, ("--text-key", "--stride")), ("--tasks", request.tasks, ("--shots",))
+    ):  # fmt: skip
+        if not names:
+            refuse_options(request, idle, f"does nothing without {option}; add it, or leave it out")
     for option, names in (("--data", request.data), ("--tasks", request.tasks)):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"{option} {shown(twice)} is given twice; give it once")

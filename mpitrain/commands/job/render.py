@@ -15,7 +15,8 @@ from importlib import resources
 from pathlib import Path
 
 from mpitrain import config as settings
-from mpitrain.commands.inspect import MOST_RANKS, judged_job
+from mpitrain.commands.declared_options import MOST_RANKS
+from mpitrain.commands.inspect import judged_job
 from mpitrain.commands.job.schedulers import SCHEDULERS, Scheduler
 from mpitrain.commands.output_file import refuse_file_of_a_run
 from mpitrain.commands.requests import JobRequest

@@ -8,7 +8,10 @@ A scheduler is one line here and one file there.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from mpitrain.commands.declared_options import options_given
 from mpitrain.commands.requests import JobRequest
+
+OF_PODS = ("image", "claim", "mpi")  # options of Kubernetes alone
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Scheduler:
     def ignored(self, asked: JobRequest) -> list[str]:
         """Return the options that were given, and that this scheduler has nothing for."""
         ignored = [name for name, value in _site(asked).items() if value and name not in self.directives]
-        return ignored + ["directive"] * bool(asked.directive and not self.prefix)
+        of_pods = [] if self.mount else [name for name in OF_PODS if f"--{name}" in options_given(asked)]
+        return [*ignored, *of_pods, *["directive"] * bool(asked.directive and not self.prefix)]
 
 
 def _site(asked: JobRequest) -> dict[str, str]:

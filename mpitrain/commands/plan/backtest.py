@@ -1,19 +1,16 @@
 """`mpitrain plan backtest ROWS.csv`: predicted against published steps and memory, as text and files."""
 
-import csv
-import io
 import json
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.output_file import as_csv, require_file, require_plotting, write
 from mpitrain.commands.plan.backtest_text import as_text
 from mpitrain.inputs import rendered
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.planner.backtest_errors import BacktestOutcome, by_row, predict_rows, report
-from mpitrain.planner.fitted_machine import machine_text
+from mpitrain.planner.fitted import machine_text
 
 KINDS_OF_PICTURES = (".svg", ".png")
 SIZE = (8, 5)  # inches
@@ -28,7 +25,7 @@ def backtest(path: str, as_json: bool = False, out: str | None = None, machine: 
     ConfigError.
     """
     if out is not None:
-        require_file("--out", out, KINDS_OF_FILES)
+        require_file("--out", out, KINDS_OF_FILES, (path, machine))
         if out.endswith(KINDS_OF_PICTURES):
             require_plotting(out)
     outcome = predict_rows(path, machine)
@@ -42,7 +39,8 @@ def backtest(path: str, as_json: bool = False, out: str | None = None, machine: 
 def _write(outcome: BacktestOutcome, out: str, source: str) -> None:
     """Write a picture of all rows, their numbers, or their machine's file. Raises ConfigError."""
     if out.endswith(".csv"):
-        write("--out", out, _as_csv(by_row(outcome)).encode())
+        rows = [{key: _text(value) for key, value in row.items()} for row in by_row(outcome)]
+        write("--out", out, as_csv(rows))
     elif out.endswith(".toml"):
         own = [each for each in outcome.rows if each.counts]
         text = machine_text([each.row for each in own], [each.sample for each in own], source)
@@ -51,18 +49,8 @@ def _write(outcome: BacktestOutcome, out: str, source: str) -> None:
         write("--out", out, _picture(outcome, Path(out).suffix[1:]))
 
 
-def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as a CSV; what isn't known is empty."""
-    out = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow({key: _text(value) for key, value in row.items()})
-    return out.getvalue()
-
-
 def _text(value: Any) -> Any:
+    """Return a number with six digits; what isn't known is empty."""
     if isinstance(value, float):
         return f"{value:.6g}" if math.isfinite(value) else ""
     return value

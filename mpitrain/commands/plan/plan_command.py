@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpitrain.commands.declared_options import options_given
+from mpitrain.commands.declared_options import options_given, refuse_options
 from mpitrain.commands.plan.backtest import backtest
 from mpitrain.commands.plan.plan_variants import counts_of
 from mpitrain.commands.plan.planner import make_plan, scaling
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mpitrain.cluster.guard import Guard
 
 BACKTEST = "backtest"
-OF_BACKTEST = ("--out", "--json", "--machine")
-OF_ONE_NUMBER = ("--out", "--timeline", "--all", "--explain", "--tokens", "--what-if")
+OF_BACKTEST = {"--out", "--json", "--machine"}
+OF_ONE_NUMBER = ("--out", "--timeline", "--all", "--explain", "--tokens", "--what-if", "--top")
 SEVERAL = "does nothing with several numbers of ranks; give one, or leave it out"
 
 
@@ -35,10 +35,7 @@ def answer(request: PlanRequest) -> str:
     request = _with_preset(request)
     if len(counts) == 1:
         return make_plan(request, counts[0])
-    given = options_given(request)
-    for option in OF_ONE_NUMBER:
-        if option in given:
-            raise ConfigError(f"{option} {SEVERAL}")
+    refuse_options(request, OF_ONE_NUMBER, SEVERAL)
     return scaling(request, counts)
 
 
@@ -47,10 +44,9 @@ def _refuse_idle(request: PlanRequest) -> None:
         raise ConfigError(f"found {shown(request.rows)} after CONFIG; needed one file, or backtest before it")
     if request.timeline is not None:
         require_timeline(request.timeline)
-    given = options_given(request)
-    for option in ("--node-hours", "--save-s", "--price"):
-        if option in given and request.tokens is None:
-            raise ConfigError(f"{option} does nothing without --tokens; add it, or leave it out")
+    if request.tokens is None:
+        without = "does nothing without --tokens; add it, or leave it out"
+        refuse_options(request, ("--node-hours", "--save-s", "--price"), without)
 
 
 def _with_preset(request: PlanRequest) -> PlanRequest:
@@ -77,9 +73,8 @@ def measure(request: PlanRequest, guard: "Guard", say: Callable[[str], None]) ->
 
 
 def _backtest(request: PlanRequest) -> str:
-    given = options_given(request)
-    if idle := [option for option in given if option not in OF_BACKTEST]:
-        raise ConfigError(f"{idle[0]} does nothing with backtest; leave it out")
+    others = options_given(request).keys() - OF_BACKTEST
+    refuse_options(request, others, "does nothing with backtest; leave it out")
     if request.rows is None:
         raise ConfigError("backtest: needed a CSV, such as benchmarks/published_layouts.csv")
     return backtest(request.rows, request.json, request.out, request.machine or "")

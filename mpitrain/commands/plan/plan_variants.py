@@ -1,12 +1,11 @@
 """`mpitrain plan` for several numbers of ranks, for another machine, for all layouts."""
 
-import csv
-import io
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from mpitrain.commands.declared_options import MOST_RANKS
 from mpitrain.config import flatten
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
@@ -15,7 +14,6 @@ from mpitrain.planner.candidates import KEYS
 from mpitrain.planner.search import SearchResult
 from mpitrain.planner.what_if import CHANGED, WhatIf
 
-MOST_RANKS = 1_000_000
 MOST_COUNTS = 16
 
 
@@ -90,22 +88,23 @@ def scaling_text(points: Sequence[ScalingPoint]) -> str:
     return "\n".join(lines)
 
 
-def layouts_csv(found: SearchResult, chosen: Sequence[StepLayout], middle: float) -> str:
-    """Return all layouts that were looked at, as a CSV.
+def layout_rows(found: SearchResult, chosen: Sequence[StepLayout], middle: float) -> list[dict[str, Any]]:
+    """Return all layouts that were looked at, as rows of a CSV.
 
     chosen: those of the answer, in its order. middle: what steps take over what is predicted.
     least_seconds: a bound of what the simulated schedule takes; a layout that is left out for its memory
     has none.
     """
     places = {layout: number for number, layout in enumerate(chosen, start=1)}
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["place", "layout", "left_out_by", "least_seconds", "bytes_by_formula", *KEYS])
+    rows = []
     for each in found.every:
-        words = each.layout.describe() if each.layout else ""
-        seconds = f"{middle * each.seconds:.6g}" if not math.isnan(each.seconds) else ""
         flat = flatten(each.config)
-        place = places.get(each.layout, "") if each.layout else ""
-        figures = [seconds, each.held or "", *(flat[key] for key in KEYS)]
-        writer.writerow([place, words, found.reason_of(each), *figures])
-    return out.getvalue()
+        rows.append({
+            "place": places.get(each.layout, "") if each.layout else "",
+            "layout": each.layout.describe() if each.layout else "",
+            "left_out_by": found.reason_of(each),
+            "least_seconds": "" if math.isnan(each.seconds) else f"{middle * each.seconds:.6g}",
+            "bytes_by_formula": each.held or "",
+            **{key: flat[key] for key in KEYS},
+        })  # fmt: skip
+    return rows

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from mpitrain import config as settings
 from mpitrain.cluster.progress_bar import ProgressBar
-from mpitrain.commands.output_file import require_file, require_plotting, write
-from mpitrain.commands.plan.plan_variants import ScalingPoint, changes, layouts_csv, scaling_text
+from mpitrain.commands.output_file import as_csv, require_file, require_plotting, write
+from mpitrain.commands.plan.plan_variants import ScalingPoint, changes, layout_rows, scaling_text
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.requests import PlanRequest
 from mpitrain.config import LoadedConfig
 from mpitrain.data.batch_sizes import amount_in
 from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import as_argument, shown
-from mpitrain.origins import PLANNER, SET, KeyOrigin
+from mpitrain.origins import FILE, PLANNER, SET, KeyOrigin
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.advice import advice
@@ -30,6 +30,7 @@ from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.planner.candidates import FixedKeys
 from mpitrain.planner.choice import FULL, RunnableLayout, choose_layouts, few_digits, named
 from mpitrain.planner.explained import balance, binding, rules, terms_of, why_lost
+from mpitrain.planner.fitted import in_median
 from mpitrain.planner.goodput import (
     NODE_HOURS,
     CopiesInMemory,
@@ -107,13 +108,8 @@ def find_layouts(asked: PlanRequest, ranks: int, node_ranks: int = 0) -> "PlanAn
     node_ranks: of a node; 0: the machine's. Raises ConfigError if none fits.
     """
     changed = changes(asked.what_if)
-    if asked.out is not None:
-        require_file("--out", asked.out, (".toml",))
-    if asked.all is not None:
-        require_file("--all", asked.all, (".csv", ".svg", ".png"))
-        if not asked.all.endswith(".csv"):
-            require_plotting(asked.all, "--all")
     loaded = _read(asked)
+    _require_files(asked, loaded)
     tokens = _tokens(asked.tokens)
     with ProgressBar("mpitrain plan"):
         planned = choose_layouts(loaded, ranks, asked.top or TOP, node_ranks, changed)
@@ -125,9 +121,22 @@ def find_layouts(asked: PlanRequest, ranks: int, node_ranks: int = 0) -> "PlanAn
         write("--out", asked.out, _written(loaded, best, tokens, asked.out).encode())
     if asked.timeline is not None:
         layout = best.candidate.layout
-        timeline = predict_timeline(answer.model, layout, answer.rates)
+        timeline = predict_timeline(answer.model, layout, in_median(answer.rates))
         write_timeline(asked.timeline, timeline, layout.describe())
     return answer
+
+
+def _require_files(asked: PlanRequest, given: LoadedConfig) -> None:
+    """Raise ConfigError for a file that can't be written, or that a configuration is read from."""
+    values = settings.flatten(given.config)
+    read = [asked.config, *(origin.where for origin in given.origins.by_key.values() if origin.kind == FILE)]
+    read += [values[key] for key in settings.PATHS if isinstance(values[key], str)]
+    if asked.out is not None:
+        require_file("--out", asked.out, (".toml",), read)
+    if asked.all is not None:
+        require_file("--all", asked.all, (".csv", ".svg", ".png"), [*read, asked.timeline])
+        if not asked.all.endswith(".csv"):
+            require_plotting(asked.all, "--all")
 
 
 def _read(asked: PlanRequest) -> LoadedConfig:
@@ -143,7 +152,7 @@ def _all_layouts(answer: "PlanAnswer", suffix: str) -> bytes:
     middle = answer.rates.spread.middle
     if suffix == ".csv":
         chosen = [each.candidate.layout for each in answer.chosen]
-        return layouts_csv(answer.found, chosen, middle).encode()
+        return as_csv(layout_rows(answer.found, chosen, middle))
     from mpitrain.commands.plan.sweep_picture import time_against_memory  # matplotlib
 
     timed = (each for each in answer.found.every if not math.isnan(each.seconds))

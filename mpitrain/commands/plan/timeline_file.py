@@ -29,9 +29,9 @@ def require_timeline(path: str) -> None:
 def write_timeline(path: str, predicted: PredictedTimeline, title: str) -> None:
     """Write a timeline, drawn if the name ends with .svg.  Raises ConfigError."""
     if Path(path).suffix == ".svg":
-        from mpitrain.commands.plan.timeline_picture import draw
+        from mpitrain.commands.schedule.picture import draw_predicted
 
-        write("--timeline", path, draw(predicted, title))
+        write("--timeline", path, draw_predicted(predicted, title))
     else:
         write("--timeline", path, json.dumps(as_trace(predicted, title)).encode())
 

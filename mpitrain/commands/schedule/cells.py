@@ -90,12 +90,7 @@ def _background(axes: Axes, num_ranks: int, end: float) -> None:
     )
 
 
-def _box(
-    rank: int,
-    start: float,
-    end: float,
-    height: float = CELL_HEIGHT,
-) -> list[tuple[float, float]]:
+def _box(rank: int, start: float, end: float, height: float = CELL_HEIGHT) -> list[tuple[float, float]]:
     top = rank - height / 2
     bottom = rank + height / 2
     return [(start, top), (end, top), (end, bottom), (start, bottom)]

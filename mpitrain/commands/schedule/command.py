@@ -8,19 +8,24 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mpitrain.cluster.progress_bar import ProgressBar
+from mpitrain.commands.declared_options import options_given, refuse_options
 from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.requests import ScheduleRequest
 from mpitrain.commands.schedule.request import Request, play
 from mpitrain.commands.schedule.text import as_json, as_text
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.screen import columns
+from mpitrain.schedules import catalog
+from mpitrain.schedules.auto_choice import AUTO
+from mpitrain.schedules.family import ScheduleFamily
 from mpitrain.schedules.formats.csv_table import write_csv
 from mpitrain.schedules.formats.other_formats import FORMS, write_as
 from mpitrain.schedules.limits import MOST_TRACE_BYTES, require_searchable
-from mpitrain.schedules.options import UNIT_TIMES, StageTimes, Times
+from mpitrain.schedules.options import UNIT_TIMES, Options, StageTimes, Times
 from mpitrain.schedules.play.measured import MeasuredTrace, read_trace
 from mpitrain.schedules.table import Table, write_table
 
@@ -28,6 +33,7 @@ KINDS_OF_FILES = (".svg", ".png", ".txt")
 KINDS_OF_TABLES = (".txt", ".csv")
 WIDTH = 110  # of the grid where the screen's is not known
 WIDTHS = 20, 1_000  # of a screen that can be drawn on
+OF_A_TRACE = {"--trace", "--out", "--json"}  # compare with these alone shows one run
 SLOWEST = 1e15  # of --times; the fastest is 1 of it, so that sums of both stay numbers
 
 
@@ -38,24 +44,25 @@ class Files(NamedTuple):
     table: str | None = None
     form: str | None = None
 
-    def require(self) -> None:
-        """Refuse what can't be written, before anything is computed."""
+    def require(self, read: str = "") -> None:
+        """Refuse what can't be written, before anything is computed. read: a table of the user's own."""
         if self.out is not None:
-            require_file("--out", self.out, KINDS_OF_FILES)
+            require_file("--out", self.out, KINDS_OF_FILES, (read, self.table))
             require_plotting(self.out)
         if self.table is not None:
-            require_file("--table", self.table, KINDS_OF_TABLES)
+            require_file("--table", self.table, KINDS_OF_TABLES, (read,))
 
     def draw(self, text: Callable[[], str], picture: str, *what: object) -> None:
-        """Write --out, if it is asked for: a text, or what a module of this folder draws."""
+        """Write --out, if it is asked for: a text, or what a function of this folder draws."""
         if self.out is None:
             return
         kind = Path(self.out).suffix[1:]
         if kind == "txt":
             write("--out", self.out, (text() + "\n").encode())
         else:
-            drawing = import_module(f"mpitrain.commands.schedule.{picture}")  # matplotlib
-            write("--out", self.out, drawing.draw(*what, kind))
+            module, _, function = picture.partition(".")
+            drawing = import_module(f"mpitrain.commands.schedule.{module}")  # matplotlib
+            write("--out", self.out, getattr(drawing, function)(*what, kind))
 
     def text_of(self, table: Table) -> str:
         """Return what --table's file is to hold. Raises ScheduleError for what its form can't say."""
@@ -65,33 +72,49 @@ class Files(NamedTuple):
         return write_csv(table) if Path(self.table).suffix == ".csv" else write_table(table)
 
 
-def answer(name: str, asked: dict[str, Any], trace: str | None, files: Files, json: bool) -> str:
-    """Return what the command prints. `asked` are its options as they were typed."""
+def answer(asked: ScheduleRequest) -> str:
+    """Return what the command prints. Raises InputError."""
+    files = Files(asked.out, asked.table, asked.form)
     if files.form is not None and files.table is None:
         raise ConfigError(f"--format {files.form}: it is the form of a table; name its file by --table")
-    given = [option for option, value in {**asked, "table": files.table}.items() if value is not None]
-    if trace is not None and name == "compare" and not given:
-        with ProgressBar(f"mpitrain schedule compare --trace {shown(trace)}"):
-            return show_trace(trace, files, json)
-    request = read_request(name, **asked)
-    if trace is not None:
-        if asked["times"] is not None:
+    typed = options_given(asked)
+    if asked.trace is not None and asked.name == "compare" and not typed.keys() - OF_A_TRACE:
+        with ProgressBar(f"mpitrain schedule compare --trace {shown(asked.trace)}"):
+            return show_trace(asked.trace, files, asked.json)
+    request = Request(asked.name, asked.stages, asked.microbatches, _options(asked))
+    if asked.trace is not None:
+        if asked.times is not None:
             raise ConfigError("--trace and --times both say how long stages take; leave one out")
-        request = timed(request, measured(trace))
-    shows = {"compare": show_all, "frontier": show_frontier}
-    with ProgressBar(f"mpitrain schedule {shown(name)}") as notify:
-        return shows.get(name, show)(request._replace(notify=notify), files, json)
+        request = timed(request, measured(asked.trace))
+    if asked.name in ALL:
+        refuse_options(asked, ALL[asked.name], f"does nothing with {asked.name}; {NAME_ONE}")
+        if request.num_ranks is None or request.num_microbatches is None:
+            raise ConfigError(f"{asked.name}: needs --stages and --microbatches, or the --trace of a run")
+    if family := catalog.FAMILIES.get(asked.name):
+        _refuse_idle(asked, family)
+    files.require(asked.name)
+    with ProgressBar(f"mpitrain schedule {shown(asked.name)}") as notify:
+        request = request._replace(options=request.options._replace(notify=notify))
+        return SHOWS.get(asked.name, show)(request, files, asked.json)
+
+
+def _refuse_idle(asked: ScheduleRequest, family: ScheduleFamily) -> None:
+    """Raise ConfigError for recomputation or offloading with a schedule that plans neither."""
+    for option in ("recompute", "offload"):
+        if option not in family.takes:
+            takes = [name for name, other in catalog.FAMILIES.items() if option in other.takes]
+            instead = f"use {', '.join([AUTO, *takes])}, or leave it out"
+            refuse_options(asked, [f"--{option}"], f"does nothing with {asked.name}; {instead}")
 
 
 def show(request: Request, files: Files, json: bool) -> str:
     """Return what one schedule's numbers are, as text or as JSON; draw it, and write its table,
     into files.
     """
-    files.require()
     played = play(request)
     if files.table:
         write("--table", files.table, files.text_of(played.table).encode())
-    files.draw(lambda: as_text(played, WIDTH, whole=True), "picture", played)
+    files.draw(lambda: as_text(played, WIDTH, whole=True), "picture.draw", played)
     return as_json(played) if json else as_text(played, _screen())
 
 
@@ -104,7 +127,7 @@ def show_trace(trace: str, files: Files, json: bool) -> str:
 
     files.require()
     measurement = Measurement(measured(trace))
-    files.draw(lambda: as_text(measurement, WIDTH), "measured_picture", measurement)
+    files.draw(lambda: as_text(measurement, WIDTH), "picture.draw_measured", measurement)
     return as_json(measurement) if json else as_text(measurement, _screen())
 
 
@@ -132,7 +155,9 @@ def timed(request: Request, trace: MeasuredTrace) -> Request:
     return request._replace(
         num_ranks=num_ranks,
         num_microbatches=request.num_microbatches or len(indices) // trace.segments * trace.copies,
-        times=share_of_rank(stage_times(tuple(range(num_ranks))), num_ranks, work.message),
+        options=request.options._replace(
+            times=share_of_rank(stage_times(tuple(range(num_ranks))), num_ranks, work.message)
+        ),
         stage_times_of=stage_times,
         error=work.error,
     )
@@ -143,24 +168,12 @@ def show_frontier(request: Request, files: Files, json: bool) -> str:
     from mpitrain.commands.schedule import frontier_text as report
     from mpitrain.schedules.time_and_memory import StepSize, frontier
 
-    files.require()
-    for option in ("memory_limit", "group", "segments"):
-        if getattr(request, option) is not None:
-            raise ConfigError(
-                f"--{option.replace('_', '-')}: frontier goes through all memory limits and schedules; "
-                "leave it out"
-            )
-    if files.table is not None:
-        raise ConfigError(
-            f"--table {shown(files.table)}: frontier writes no table; name one of its schedules"
-        )
-    if request.num_ranks is None or request.num_microbatches is None:
-        raise ConfigError("frontier: needs --stages and --microbatches, or the --trace of a run")
+    assert request.num_ranks is not None and request.num_microbatches is not None
     size = StepSize(request.num_ranks, request.num_microbatches, request.options, request.stage_times_of)
     require_searchable("frontier", size.num_ranks, size.num_microbatches)
     found = frontier(size)
     text = report.as_text(found, size)
-    files.draw(lambda: text, "frontier_picture", found, size)
+    files.draw(lambda: text, "frontier_picture.draw", found, size)
     return report.as_json(found) if json else text
 
 
@@ -168,19 +181,14 @@ def show_all(request: Request, files: Files, json: bool) -> str:
     """Return all schedules of the catalogue at one size, as a table or as JSON."""
     from mpitrain.commands.schedule import comparison
 
-    if files.out is not None:
-        raise ConfigError(
-            f"--out {shown(files.out)}: comparing all schedules draws nothing; name one of them, or give a "
-            "--trace"
-        )
-    if files.table is not None:
-        raise ConfigError(
-            f"--table {shown(files.table)}: comparing all schedules writes no table; name one of them"
-        )
-    if request.num_ranks is None or request.num_microbatches is None:
-        raise ConfigError("compare: needs --stages and --microbatches, or the --trace of a run")
     result = comparison.compare(request)
     return comparison.as_json(result) if json else comparison.as_text(result)
+
+
+SHOWS = {"compare": show_all, "frontier": show_frontier}
+# what shows all schedules, and the options that are of one alone
+NAME_ONE = "name one schedule"
+ALL = {"compare": ("--out", "--table"), "frontier": ("--memory-limit", "--group", "--segments", "--table")}
 
 
 def _screen() -> int:
@@ -191,17 +199,16 @@ def _screen() -> int:
 # ---------------------------------------------------------------- options
 
 
-def read_request(
-    name: str, stages: int | None, microbatches: int | None, times: str | None, **asked: Any
-) -> Request:
-    """Return what the options ask for, as they were typed."""
-    return Request(name, stages, microbatches, times=read_times(times), **asked)
+def _options(asked: ScheduleRequest) -> Options:
+    times = None if asked.times is None else read_times(asked.times)
+    return Options(
+        asked.chunks, asked.group, asked.segments, times, memory_limit=asked.memory_limit,
+        weight_memory=asked.weight_memory, recompute=asked.recompute, offload=asked.offload,
+    )  # fmt: skip
 
 
-def read_times(text: str | None) -> Times:
+def read_times(text: str) -> Times:
     """Read --times F,I,W,C. Whole numbers stay whole, so that their sums are exact."""
-    if text is None:
-        return UNIT_TIMES
     words = text.split(",")
     if len(words) != len(UNIT_TIMES):
         raise ConfigError(

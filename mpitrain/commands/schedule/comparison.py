@@ -72,9 +72,8 @@ def _dominates(one: Played, other: Played) -> bool:
 
 def _fitting(request: Request, name: str) -> Request:
     takes = catalog.FAMILIES[name].takes
-    return request._replace(
-        name=name, **{option: None for option in ("chunks", "group", "segments") if option not in takes}
-    )
+    left_out = [option for option in ("chunks", "group", "segments") if option not in takes]
+    return request._replace(name=name, options=request.options._replace(**dict.fromkeys(left_out)))
 
 
 def _order(played: Played) -> tuple[float, float]:

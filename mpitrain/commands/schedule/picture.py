@@ -1,15 +1,21 @@
-"""The picture of a schedule: its timeline to scale, and the memory it holds, beneath.
+"""Pictures of timelines, to scale.
+
+A schedule with the memory it holds, a measured step under its simulation, a predicted step.
 
 Needs matplotlib, and with it numpy.
 """
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mpitrain.commands.schedule.cells import Look
 from mpitrain.commands.schedule.frame import Frame, row_height
 from mpitrain.commands.schedule.text import number, size_in_words
+from mpitrain.plan.predict.step_time.predicted_timeline import PredictedTimeline
+from mpitrain.schedules.actions import COMPUTE
+from mpitrain.schedules.play.measurement import Measurement
+from mpitrain.schedules.play.simulate import Timeline
 from mpitrain.schedules.played import Played
 
 Curve = list[tuple[float, float]]  # (time, held from then on)
@@ -149,3 +155,67 @@ def _sample(curve: Curve, times: np.ndarray) -> np.ndarray:
     """Return what is held at each of the times."""
     at, held = map(np.array, zip(*curve))
     return held[np.searchsorted(at, times, side="right") - 1]
+
+
+# ---------------------------------------------------------------- of a measured, and of a predicted step
+
+
+def draw_measured(measurement: Measurement, kind: str) -> bytes:
+    """Return the picture of a measured step under its simulation as an .svg or .png file."""
+    simulated = measurement.simulated
+    measured = measurement.typical
+    trace = measurement.trace
+    look = Look(_chunks(simulated), trace.segments)
+    num_ranks = len(simulated.programs)
+    row = row_height(2 * num_ranks)
+    longest = max(simulated, measured, key=lambda timeline: timeline.makespan)
+    frame = Frame(longest, look, [row * num_ranks, row * num_ranks], titled=True)
+    frame.write_head(
+        f"{trace.schedule}:  {num_ranks} ranks, measured and simulated", _measured_lines(measurement)
+    )
+    frame.add_legend(simulated, tints(look.chunks, trace.copies, trace.segments))
+    frame.rows(simulated, row, f"the same step, simulated with its own times: {simulated.makespan:.3f} ms")
+    axes = frame.rows(measured, row, f"measured, the step of median length: {measured.makespan:.3f} ms")
+    axes.xaxis.set_major_locator(MaxNLocator(12))
+    axes.set_xlabel("milliseconds", fontsize=frame.small)
+    return frame.render(kind)
+
+
+def _measured_lines(measurement: Measurement) -> list[str]:
+    ends = [numbers["simulated_end"] - numbers["end"] for numbers in measurement.ranks()]
+    worst = max(range(len(ends)), key=lambda rank: abs(ends[rank]))
+    return [
+        f"makespan: measured {measurement.makespan:.3f} ms (median of {len(measurement.trace.timelines)}), "
+        f"simulated {measurement.simulated_makespan:.3f} ms, {measurement.difference:+.1%}",
+        f"largest difference of a rank's end: rank {worst}, {ends[worst]:+.3f} ms; a message takes "
+        f"{measurement.message:.3f} ms",
+    ]
+
+
+def _chunks(timeline: Timeline) -> tuple[tuple[int, ...], ...]:
+    """Return the stages of each rank."""
+    return tuple(
+        tuple(sorted({action.stage for action in program if action.kind in COMPUTE}))
+        for program in timeline.programs
+    )
+
+
+def draw_predicted(predicted: PredictedTimeline, title: str) -> bytes:
+    """Return the picture of a predicted step as an .svg file."""
+    table, timeline = predicted.table, predicted.timeline
+    look = Look(table.chunks, table.segments)
+    num_ranks = len(timeline.programs)
+    row = row_height(num_ranks)
+    frame = Frame(timeline, look, [row * num_ranks])
+    lines = [
+        f"{predicted.played}: {1e3 * timeline.makespan:,.1f} ms, bubble {timeline.bubble:.1%}",
+        f"after them, not drawn: exposed dp {1e3 * predicted.state_s:,.1f} ms, update "
+        f"{1e3 * predicted.update_s:,.1f} ms",
+    ]
+    frame.write_head(f"predicted:  {title}", lines)
+    frame.add_legend(timeline, tints(table.chunks, table.copies, table.segments))
+    axes = frame.rows(timeline, row)
+    axes.xaxis.set_major_locator(MaxNLocator(12))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{1e3 * seconds:g}"))
+    axes.set_xlabel("milliseconds", fontsize=frame.small)
+    return frame.render("svg")

@@ -13,6 +13,7 @@ from mpitrain.commands.schedule import comparison
 from mpitrain.commands.schedule.request import Request, play
 from mpitrain.errors import BAD_INPUT, InputError
 from mpitrain.schedules import catalog
+from mpitrain.schedules.options import Options
 from mpitrain.schedules.table import write_table
 
 REFERENCE = json.loads((GOLDEN / "schedules_golden.json").read_text())
@@ -157,7 +158,7 @@ def test_a_limit_that_is_asked_for_is_kept(name):
 
 @pytest.mark.parametrize("name", catalog.NAMES)
 def test_all_memory_that_forwards_take_is_given_back(name):
-    found = play(Request(name, 4, 8, weight_memory=0.25))
+    found = play(Request(name, 4, 8, Options(weight_memory=0.25)))
     for rank in range(4):
         held = [held for _, held in found.memory(rank)]
         assert min(held) == held[-1] == 0 < max(held)
@@ -278,13 +279,14 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1b", *SIZE, "--table", "x.svg"], "--table x.svg: found '.svg', needed one of .txt .csv"),
         (["1f1b", *SIZE, "--table", "no/such/folder.csv"], "--table no/such/folder.csv: no folder"),
         (["frontier", "--stages", "2"], "frontier: needs --stages and --microbatches"),
-        (["frontier", *SIZE, "--memory-limit", "2"], "goes through all memory limits"),
-        (["frontier", *SIZE, "--table", "x.txt"], "frontier writes no table"),
+        (["frontier", *SIZE, "--memory-limit", "2"], "--memory-limit does nothing with frontier"),
+        (["1f1b", *SIZE, "--offload", "3"], "--offload does nothing with 1f1b; use auto, "),
+        (["frontier", *SIZE, "--table", "x.txt"], "--table does nothing with frontier"),
         (["auto", *SIZE, "--memory-limit", "0.2"], "auto: found a memory limit of 0.2 stashes"),
         (["auto", "--stages", "2"], "needs --stages and --microbatches"),
         (
             ["compare", *SIZE, "--table", "x.txt"],
-            "--table x.txt: comparing all schedules writes no table; name one of them",
+            "--table does nothing with compare; name one schedule",
         ),
     ],
 )

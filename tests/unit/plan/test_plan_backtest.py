@@ -294,6 +294,7 @@ def test_a_sweep_says_what_the_first_choice_loses(tmp_path):
         (["backtest", str(EXAMPLE), "--out", "x.pdf"], "needed one of .svg .png .csv .toml"),
         (["--ranks", "4,x"], "--ranks 4,x: needed a number"),
         (["--ranks", "4,8", "--tokens", "1B"], "--tokens does nothing with several numbers of ranks"),
+        (["--ranks", "4,8", "--top", "3"], "--top does nothing with several numbers of ranks"),
         (["--ranks", "4", "--what-if", "links.betwen=2x"], "did you mean links.between"),
         (["--ranks", "4", "--what-if", "links.between=fast"], "needed a factor"),
         (["--ranks", "4", "--price", "2"], "--price does nothing without --tokens"),

@@ -99,7 +99,7 @@ def test_nothing_is_cut_off(picture, name, p, m, monkeypatch):
     frames = []
     monkeypatch.setattr(picture.Frame, "render", lambda frame, kind: frames.append(frame))
     try:
-        played = play(Request(name, p, m, memory_limit=p))
+        played = play(Request(name, p, m, Options(memory_limit=p)))
     except ScheduleError as undefined:
         pytest.skip(str(undefined)[:80])
     picture.draw(played, "png")
@@ -140,7 +140,7 @@ def test_the_limit_is_a_line_in_the_memory_of_each_rank_or_of_all(picture, monke
     frames = []
     monkeypatch.setattr(picture.Frame, "render", lambda frame, kind: frames.append(frame))
     for limit in (None, p):
-        picture.draw(play(Request("1f1b", p, p, memory_limit=limit)), "png")
+        picture.draw(play(Request("1f1b", p, p, Options(memory_limit=limit))), "png")
     without, limited = (len(frame.figure.axes[1].lines) for frame in frames)
     assert limited == without + lines
 

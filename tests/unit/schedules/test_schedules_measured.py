@@ -241,12 +241,10 @@ def test_both_are_drawn(path, tmp_path, kind):
 
 
 def test_both_are_inside_of_the_picture_one_above_the_other(steady, monkeypatch):
-    measured_picture = pytest.importorskip(
-        "mpitrain.commands.schedule.measured_picture", reason="needs matplotlib"
-    )
+    picture = pytest.importorskip("mpitrain.commands.schedule.picture", reason="needs matplotlib")
     frames = []
-    monkeypatch.setattr(measured_picture.Frame, "render", lambda frame, kind: frames.append(frame))
-    measured_picture.draw(Measurement(read(steady)), "png")
+    monkeypatch.setattr(picture.Frame, "render", lambda frame, kind: frames.append(frame))
+    picture.draw_measured(Measurement(read(steady)), "png")
     above, below = (axes.get_position() for axes in frames[0].figure.axes)
     assert 0 < below.y0 < below.y1 < above.y0 < above.y1 < 1
 
