@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
 import tomli_w
@@ -304,16 +304,7 @@ class DataSource(ConfigTable, frozen=True):
     weight: Weight | tuple[tuple[When, Weight], ...] = 1.0
     epochs: CountOrNone = 0  # how often its text is read at most; 0: without end
     source: Literal[
-        "auto",
-        "text",
-        "jsonl",
-        "chat",
-        "parquet",
-        "megatron",
-        "datatrove",
-        "npy",
-        "nanogpt",
-        "python-stdlib",
+        "auto", "text", "jsonl", "chat", "parquet", "megatron", "datatrove", "npy", "nanogpt", "python-stdlib"
     ] = "auto"
     text_key: str = "text"
 
@@ -657,6 +648,9 @@ PATHS = (
     "pipeline.schedule",
     "pipeline.trace",
 )
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 # ---------------------------------------------------------------- reading
@@ -1034,13 +1028,14 @@ def flatten(config: Config) -> dict[str, Any]:
     return _flat(msgspec.to_builtins(config))
 
 
-def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Return a configuration with other values of some keys, such as "parallel.zero"."""
+def with_values(config: AnyConfig, values: Mapping[str, Any]) -> AnyConfig:
+    """Return a configuration, resolved or not, with other values of some keys, such as "parallel.zero"."""
+    tables: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         table, _, name = key.partition(".")
-        changed = msgspec.structs.replace(getattr(config, table), **{name: value})
-        config = msgspec.structs.replace(config, **{table: changed})
-    return config
+        tables.setdefault(table, {})[name] = value
+    replace = msgspec.structs.replace
+    return replace(config, **{table: replace(getattr(config, table), **own) for table, own in tables.items()})
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.family import FAMILIES  # noqa: F401 expressions name it
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import MemoryUsage, predict
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.planner.backtest_errors import predict_rows
 from mpitrain.schedules.catalog import NAMES  # noqa: F401 expressions name it
 
@@ -141,8 +142,8 @@ def _plain(number: str) -> str:
 def rank(config: str | None, num_ranks: int, *overrides: str, node_ranks: int = 0) -> Rank:
     """Plan a layout; return its ranks. config: a file, from the top of the tree; None for the default."""
     path = str(ROOT / config) if config else None
-    nodes = num_ranks // node_ranks if node_ranks else 1
-    return Rank(inspect.planned(path, overrides, num_ranks, nodes, node_ranks or num_ranks))
+    ranks = JobRanks.filling(num_ranks, node_ranks or num_ranks)
+    return Rank(inspect.planned(path, overrides, ranks))
 
 
 def table(rows: Iterable[Iterable[Any]]) -> str:

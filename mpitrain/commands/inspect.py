@@ -8,15 +8,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from mpitrain import config as settings
 from mpitrain.cluster.progress_bar import ProgressBar
+from mpitrain.commands.declared_options import MOST_RANKS
 from mpitrain.config import Config, LoadedConfig, Parallel
 from mpitrain.data.tokenizer import separator, tokenizer_of, vocabulary_of
 from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.catalog import plan_for
 from mpitrain.origins import PLANNER, KeyOrigin
 from mpitrain.plan.declared.screen import columns
 from mpitrain.plan.plan import Plan
@@ -47,8 +46,8 @@ from mpitrain.plan.predict.speed_costs import costs, zero_line
 from mpitrain.plan.predict.staged_bytes import staged_bytes
 from mpitrain.plan.predict.step_time.advice import advice_for, judge
 from mpitrain.plan.predict.step_time.machine import find_machine
+from mpitrain.plan.settings.job_ranks import THERE_ARE, JobRanks
 from mpitrain.plan.settings.recompute import recompute_line
-from mpitrain.plan.settings.resolve import resolve
 from mpitrain.plan.settings.rule_table import idle_settings
 from mpitrain.planner.layout_request import LayoutRequest
 from mpitrain.planner.run_layout import choose_layout
@@ -58,23 +57,15 @@ from mpitrain.schedules.proof.check import Proof
 from mpitrain.schedules.table import heads_of
 from mpitrain.training.run_plan import beginning
 
-# more than any machine has; what is asked of each of them is then answered in seconds
-MOST_RANKS = 1_000_000
-
 PROGRAM_WIDTH = 100  # at most
 ORDER = 'data.order = "sorted" takes 16 bytes for each sequence of the corpus, too, on every rank'
 
 
-def planned(
-    path: str | None, overrides: tuple[str, ...], num_ranks: int, num_nodes: int = 1, node_ranks: int = 0
-) -> Plan:
-    """Read a configuration and plan it for a number of ranks.
-
-    num_nodes, node_ranks: as resolve() of plan/settings/resolve.py takes them.
-    """
-    if num_nodes == 1:
-        node_ranks = num_ranks
-    return _plan_of(settings.read(path, overrides), num_ranks, num_nodes, node_ranks)
+def planned(path: str | None, overrides: tuple[str, ...], ranks: JobRanks | int) -> Plan:
+    """Read a configuration and plan it for the ranks of a job; a number of them is on one node."""
+    if isinstance(ranks, int):
+        ranks = JobRanks.filling(ranks, ranks)
+    return _plan_of(settings.read(path, overrides), ranks)
 
 
 def judged_job(
@@ -86,41 +77,36 @@ def judged_job(
     default. Raises ConfigError for one that these have no room for.
     """
     given = settings.read(path, overrides)
-    nodes = _nodes_of_layout(num_nodes, node_ranks, given.config.recovery.spares)
+    ranks = _ranks_of_layout(num_nodes, node_ranks, given.config.recovery.spares)
     lines: list[str] = []
     if given.config.run.machine or given.config.memory.limit_gb:
-        given, lines = _chosen(given, *nodes)
-    plan = _plan_of(given, *nodes)
+        given, lines = _chosen(given, ranks)
+    plan = _plan_of(given, ranks)
     config = _on_gpu(given.config) if on_gpu else given.config
-    judged = _plan_of(given.changed(config, KeyOrigin(PLANNER)), *nodes)
-    return plan, [*lines, *judge(judged, config, _planned_from(given, *nodes), node_ranks)]
+    judged = _plan_of(given.changed(config, KeyOrigin(PLANNER)), ranks)
+    return plan, [*lines, *judge(judged, config, _planned_from(given, ranks), node_ranks)]
 
 
-def _nodes_of_layout(num_nodes: int, node_ranks: int, spares: int) -> tuple[int, int, int]:
-    """Return the number of ranks with a place in the layout, of their nodes, and of ranks on each.
-
-    Spare ranks (recovery.spares) are the last ones; 0 on each if they leave nodes that differ.
-    """
+def _ranks_of_layout(num_nodes: int, node_ranks: int, spares: int) -> JobRanks:
+    """Return the ranks with a place in the layout: spare ones (recovery.spares) are the last ones."""
     started = num_nodes * node_ranks
     if spares >= started:
         raise ConfigError(
             f"recovery.spares = {spares}: found {counted(started, 'ranks')}, needed more than "
             "spares; ask for more"
         )
-    ranks = started - spares
-    return ranks, -(-ranks // node_ranks), 0 if ranks % node_ranks else node_ranks
+    ranks = JobRanks.filling(started - spares, node_ranks)
+    return ranks._replace(node_ranks=0) if ranks.size % node_ranks else ranks
 
 
 def _on_gpu(config: Config) -> Config:
     """Return a configuration whose device is a GPU, if it was open."""
-    if config.run.device != "auto":
-        return config
-    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device="cuda"))
+    return settings.with_values(config, {"run.device": "cuda"}) if config.run.device == "auto" else config
 
 
-def _planned_from(given: LoadedConfig, *ranks: int) -> Callable[[Config], Plan]:
-    """Return what plans the configuration with some keys changed, on so many ranks and nodes."""
-    return lambda config: _plan_of(given.changed(config, KeyOrigin(PLANNER)), *ranks)
+def _planned_from(given: LoadedConfig, ranks: JobRanks) -> Callable[[Config], Plan]:
+    """Return what plans the configuration with some keys changed."""
+    return lambda config: _plan_of(given.changed(config, KeyOrigin(PLANNER)), ranks)
 
 
 def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str], int]:
@@ -128,43 +114,35 @@ def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str], int]:
 
     Raises ConfigError for one that the named machine, or memory.limit_gb, has no room for.
     """
-    chosen, lines = _chosen(given, num_ranks)
-    plan = _plan_of(chosen, num_ranks)
-    held = require_limit(plan, chosen.config, _planned_from(chosen, num_ranks))
+    ranks = _ranks_on(given.config, num_ranks)
+    chosen, lines = _chosen(given, ranks)
+    plan = _plan_of(chosen, ranks)
+    held = require_limit(plan, chosen.config, _planned_from(chosen, ranks))
     return plan, lines, held
 
 
-def _chosen(
-    given: LoadedConfig, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0
-) -> tuple[LoadedConfig, list[str]]:
+def _chosen(given: LoadedConfig, ranks: JobRanks) -> tuple[LoadedConfig, list[str]]:
     """Return the configuration with its layout, and what is said of that if it wasn't given."""
     begun, _ = beginning(given)
     config = begun.config
     vocabulary = vocabulary_of(tokenizer_of(config.data))
     separator(config.data, vocabulary)
-    nodes = (num_nodes, node_ranks) if node_ranks else _nodes_of(config, num_ranks)
-    request = LayoutRequest(config, begun.origins, num_ranks, *nodes, vocabulary, ranks_source="there are")
-    config, lines = choose_layout(request)
+    config, lines = choose_layout(LayoutRequest(config, begun.origins, ranks, vocabulary))
     return begun.changed(config, KeyOrigin(PLANNER)), lines
 
 
-def _nodes_of(config: Config, num_ranks: int) -> tuple[int, int]:
-    """Return how many nodes ranks fill on a named machine, and the ranks of a node; else one node, and 0."""
+def _ranks_on(config: Config, num_ranks: int) -> JobRanks:
+    """Return so many ranks on the nodes of a named machine; without one, on a node of any size."""
     if not config.run.machine:
-        return 1, 0
-    near = min(num_ranks, find_machine(config.run.machine).ranks_per_node)
-    return -(-num_ranks // near), near
+        return JobRanks(num_ranks, source=THERE_ARE)
+    return JobRanks.filling(num_ranks, find_machine(config.run.machine).ranks_per_node)
 
 
-def _plan_of(given: LoadedConfig, num_ranks: int, num_nodes: int = 1, node_ranks: int = 0) -> Plan:
+def _plan_of(given: LoadedConfig, ranks: JobRanks) -> Plan:
     config = beginning(given)[0].config
-    if num_nodes == 1 and not node_ranks:
-        num_nodes, node_ranks = _nodes_of(config, num_ranks)
     tokenizer = tokenizer_of(config.data)
     separator(config.data, tokenizer)
-    return plan_of(
-        resolve(config, num_ranks, tokenizer.vocab, num_nodes, node_ranks, "there are", tokenizer.needed)
-    )
+    return plan_for(config, ranks, tokenizer)
 
 
 def show_program(
@@ -222,23 +200,24 @@ def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) ->
     would make of it.
     """
     given = settings.read(path, overrides)
-    chosen, said = _chosen(given, num_ranks)
+    ranks = _ranks_on(given.config, num_ranks)
+    chosen, said = _chosen(given, ranks)
     if computes_on_gpu(chosen.config):
         chosen = chosen.changed(_on_gpu(chosen.config), KeyOrigin(PLANNER))
-    plan = _plan_of(chosen, num_ranks)
-    limit = limit_of_rank(chosen.config, num_ranks, _nodes_of(chosen.config, num_ranks)[1])
+    plan = _plan_of(chosen, ranks)
+    limit = limit_of_rank(chosen.config, num_ranks, ranks.node_ranks)
     with ProgressBar("mpitrain memory"):
         plan.shortest.training  # noqa: B018  # a schedule that can't run has no memory: proved here
         usages = predict(plan)
-        ranks = range(plan.config.parallel.pp)
-        copies = [copy_bytes(plan, rank) for rank in ranks]
-        in_memory = [memory_copy_bytes(plan, rank) for rank in ranks]
+        stage_ranks = range(plan.config.parallel.pp)
+        copies = [copy_bytes(plan, rank) for rank in stage_ranks]
+        in_memory = [memory_copy_bytes(plan, rank) for rank in stage_ranks]
         processes = processes_memory(plan, usages)
         held = held_by_ranks(plan, limit.on_gpu) if limit else []
-        planned = _planned_from(chosen, num_ranks)
+        planned = _planned_from(chosen, ranks)
         fits = fit_line(held, limit, lambda limit: change_that_fits(plan, chosen.config, planned, limit))
         is_direct = plan.config.comm.device == "direct"
-        staged = [0 if is_direct else staged_bytes(plan, rank) for rank in ranks]
+        staged = [0 if is_direct else staged_bytes(plan, rank) for rank in stage_ranks]
         stages = by_value(plan, ZERO)
         modes = by_value(plan, RECOMPUTE, ("none", "selective", "every-k", "full"))
         regathers = by_value(plan, REGATHER)

@@ -10,22 +10,17 @@ from mpitrain.config import Config, Parallel, digest
 from mpitrain.errors import DONE, FAILED
 from mpitrain.training.checks.one_rank import STEPS, TOLERANCE, WrongTensor, verify
 from mpitrain.training.machine import compiler
+from mpitrain.training.run_plan import ranks_of
 
 
-def main(
-    path: str | None,
-    overrides: tuple[str, ...],
-    guard: Guard,
-    say: Callable[[str], None],
-) -> int:
+def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:
     """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code.
 
     Collective over all ranks.
     """
     world = guard.connect(may_be_alone=True)
-    nodes = world.num_nodes, world.node_ranks
     config = world.on_every_rank(
-        "checking the configuration", lambda: planned(path, overrides, world.size, *nodes)
+        "checking the configuration", lambda: planned(path, overrides, ranks_of(world))
     ).config
     world.require_same({"the configuration": digest(config), **code_identity.code()})
     if config.run.compile is True:

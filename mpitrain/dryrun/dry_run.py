@@ -40,6 +40,7 @@ from mpitrain.dryrun.asleep import Asleep, at_rate
 from mpitrain.dryrun.recipes import Rehearsals
 from mpitrain.dryrun.silent_walk import AxisTally, DryRun
 from mpitrain.errors import DONE, InputError, MeshError, MessageError, counted
+from mpitrain.model.families.catalog import plan_for
 from mpitrain.plan.declared.formatting import aligned, megabytes
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.profile_request import ProfileRequest
@@ -51,7 +52,7 @@ from mpitrain.training.agreement import (
     require_time,
     watch_time,
 )
-from mpitrain.training.run_plan import agreed_layout, beginning, judged_advice, resolved_plan
+from mpitrain.training.run_plan import agreed_layout, beginning, judged_advice, ranks_of
 from mpitrain.training.tokenizing import OneTokenizer
 
 NOTHING = "a dry run saves nothing"
@@ -248,7 +249,7 @@ def _checked(read: LoadedConfig | InputError) -> LoadedConfig:
 
 
 def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
-    plan = resolved_plan(config, world, vocabulary)
+    plan = plan_for(config, ranks_of(world), vocabulary)
     if profile := ProfileRequest.read(plan.config.run.profile):
         profile.require(world.size, plan.config.run.steps)
     plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
@@ -261,7 +262,7 @@ def _asleep(plan: Plan, options: DryRunOptions, world: World) -> Asleep | None:
         # with it comes what predicts a step, a megabyte
         from mpitrain.dryrun.asleep_on_machine import on_machine
 
-        return on_machine(plan, options.machine, world.node_ranks or -(-world.size // world.num_nodes))
+        return on_machine(plan, options.machine, ranks_of(world).largest_node)
     return None if options.tflops is None else at_rate(plan, options.tflops)
 
 

@@ -14,6 +14,7 @@ dp are described once.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from mpitrain.config import Batch, Data
+from mpitrain.config import Batch, Data, with_values
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.plan import program
 from mpitrain.plan.axes import Axes, axes_of
@@ -151,14 +152,16 @@ class Plan:
         """Return the plan of a step of so many microbatches, which is this one if it has as many."""
         if number == self.num_microbatches:
             return self
-        batch = self.config.batch
-        rows = number * self.config.parallel.dp * batch.micro
-        batch = msgspec.structs.replace(batch, global_=rows)
-        return self.changed(batch=batch)
+        rows = number * self.config.parallel.dp * self.config.batch.micro
+        return self.with_values({"batch.global_": rows})
 
     def changed(self, **tables: Any) -> "Plan":
         """Return the plan of the same model with other tables of the configuration."""
         return dataclasses.replace(self, config=msgspec.structs.replace(self.config, **tables))
+
+    def with_values(self, values: Mapping[str, Any]) -> "Plan":
+        """Return the plan of the same model with other values of some keys, such as "parallel.zero"."""
+        return dataclasses.replace(self, config=with_values(self.config, values))
 
     def at_step(self, step: int) -> "Plan":
         """Return the plan of a step, whose batch or rows may have another size (batch.growth, lengths)."""
@@ -283,8 +286,4 @@ class Plan:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        return (
-            self.model.first,
-            *(layer for block in self.model.blocks for layer in block),
-            self.model.last,
-        )
+        return (self.model.first, *(layer for block in self.model.blocks for layer in block), self.model.last)

@@ -12,8 +12,6 @@ memory`.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import shown
@@ -30,7 +28,7 @@ from mpitrain.plan.predict.step_time.machine import (
     machine_of,
 )
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
-from mpitrain.plan.predict.step_time.stage_seconds import stages_of
+from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel, step_model
 from mpitrain.planner.measured_run import MeasuredRun
@@ -75,14 +73,18 @@ def step_terms(run: MeasuredRun) -> StepTerms | None:
     try:
         machine, source = machine_of_run(run)
         rates = machine_of(machine)
-        predicted = predicted_terms(run, rates)
-        stages = [
-            {"F": s.forward, "I": s.inputs, "W": s.weights, "B": s.inputs + s.weights, "R": s.forward}
-            for s in stages_of(*_modelled(run, rates))
-        ]
+        middle = rates.spread.middle  # of steps of such a machine, as `mpitrain plan` prints them
+        predicted = {term: middle * took for term, took in predicted_terms(run, rates).items()}
+        stages = [_by_kind(stage, middle) for stage in stages_of(*_modelled(run, rates))]
     except NO_PREDICTION as error:
         return StepTerms({}, measured, f"no step is predicted: {_reason(error)}", ())
     return StepTerms(predicted, measured, f"predicted by the figures of {source}", stages)
+
+
+def _by_kind(stage: StageSeconds, factor: float) -> dict[str, float]:
+    """Return the seconds of a microbatch by kind of instruction, so many times longer."""
+    forward, inputs, weights = (factor * took for took in (stage.forward, stage.inputs, stage.weights))
+    return {"F": forward, "I": inputs, "W": weights, "B": inputs + weights, "R": forward}
 
 
 def compare(run: MeasuredRun, terms_of_step: StepTerms | None) -> str:
@@ -188,8 +190,7 @@ def _on_its_nodes(run: MeasuredRun) -> Plan:
     config = run.plan.config
     if config.comm.node_ranks or run.node_ranks >= run.plan.axes.grid.size:
         return run.plan
-    comm = msgspec.structs.replace(config.comm, node_ranks=run.node_ranks)
-    return Plan(msgspec.structs.replace(config, comm=comm), run.plan.model)
+    return run.plan.with_values({"comm.node_ranks": run.node_ranks})
 
 
 def _difference(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:

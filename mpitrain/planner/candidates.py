@@ -7,8 +7,6 @@ asked of resolve() alone (plan/settings/resolve.py).
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from mpitrain import config as settings
 from mpitrain.config import Config
 from mpitrain.origins import Origins
@@ -17,6 +15,7 @@ from mpitrain.plan.declared.step_layout import MICROS, ExpertLoad, StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step_model import StepModel
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.plan.settings.rule_table import can_regather
 from mpitrain.schedules import catalog
@@ -56,9 +55,8 @@ class SearchSpace(NamedTuple):
 
     def resolved(self, config: Config) -> ResolvedConfig:
         """Return a configuration as a run on the machine resolves it. Raises ConfigError, as a run does."""
-        node_ranks = min(self.ranks, self.machine.ranks_per_node)
-        nodes = -(-self.ranks // self.machine.ranks_per_node)
-        return resolve(config, self.ranks, self.vocab, nodes, node_ranks, "there are", self.needed)
+        ranks = JobRanks.filling(self.ranks, self.machine.ranks_per_node)
+        return resolve(config, ranks, self.vocab, self.needed)
 
     def layout_of(self, resolved: ResolvedConfig) -> StepLayout:
         return layout_of(resolved, self.machine)._replace(expert_load=self.expert_load)
@@ -90,26 +88,14 @@ def candidates(space: SearchSpace, model: StepModel) -> Iterator[Config]:
                     for micro in space.choices("batch.micro", MICROS):
                         divides = batch % (dp * micro) == 0
                         for recompute in modes if divides else modes[:1]:  # one is refused for all
-                            config = _with_layout(
-                                space.given,
-                                dict(tp=tp, cp=cp, pp=pp, dp=dp, ep=ep, etp=etp, zero=zero, dp_shard=sharded),
-                                dict(schedule=schedule, chunks=chunks), micro, recompute,
-                            )  # fmt: skip
-                            yield from _by_kind(space, model, config)
-
-
-def _with_layout(
-    config: Config, parallel: Mapping[str, int], pipeline: Mapping[str, Any], micro: int, recompute: str
-) -> Config:
-    """Return a configuration with other values of some keys. parallel, pipeline: of these tables."""
-    replace = msgspec.structs.replace
-    return replace(
-        config,
-        parallel=replace(config.parallel, **parallel),
-        pipeline=replace(config.pipeline, **pipeline),
-        batch=replace(config.batch, micro=micro),
-        memory=replace(config.memory, recompute=recompute),
-    )
+                            layout = {
+                                "parallel.tp": tp, "parallel.cp": cp, "parallel.pp": pp, "parallel.dp": dp,
+                                "parallel.ep": ep, "parallel.etp": etp, "parallel.zero": zero,
+                                "parallel.dp_shard": sharded, "pipeline.schedule": schedule,
+                                "pipeline.chunks": chunks, "batch.micro": micro,
+                                "memory.recompute": recompute,
+                            }  # fmt: skip
+                            yield from _by_kind(space, model, settings.with_values(space.given, layout))
 
 
 def regathering(config: Config, resolved: ResolvedConfig) -> Config | None:
@@ -121,8 +107,7 @@ def regathering(config: Config, resolved: ResolvedConfig) -> Config | None:
 
 def offloading(config: Config) -> Config:
     """Return a configuration with the optimizer in host memory."""
-    replace = msgspec.structs.replace
-    return replace(config, memory=replace(config.memory, offload="optimizer"))
+    return settings.with_values(config, {"memory.offload": "optimizer"})
 
 
 def _by_kind(space: SearchSpace, model: StepModel, config: Config) -> Iterator[Config]:
@@ -142,8 +127,7 @@ def _by_kind(space: SearchSpace, model: StepModel, config: Config) -> Iterator[C
         gathers = space.choices("parallel.gather", (GATHER, "step"))
     for context in contexts:
         for gather in gathers:
-            changed = msgspec.structs.replace(parallel, context=context, gather=gather)
-            yield msgspec.structs.replace(config, parallel=changed)
+            yield settings.with_values(config, {"parallel.context": context, "parallel.gather": gather})
 
 
 def _degrees(space: SearchSpace, model: StepModel) -> Iterator[tuple[int, int, int]]:

@@ -6,23 +6,20 @@ from mpitrain.config import Config
 from mpitrain.data.tokenizer import Vocabulary
 from mpitrain.origins import Origins
 from mpitrain.plan.predict.gpu_share import GpuShare
+from mpitrain.plan.settings.job_ranks import JobRanks
 
 
 class LayoutRequest(NamedTuple):
     """A configuration and the ranks it is for.
 
-    num_nodes, node_ranks, ranks_source: as resolve() of plan/settings/resolve.py takes them.
     gpu: None if ranks compute on CPUs, or nobody has looked.
     """
 
     config: Config
     origins: Origins
-    num_ranks: int
-    num_nodes: int
-    node_ranks: int
+    ranks: JobRanks
     vocabulary: Vocabulary
     gpu: GpuShare | None = None
-    ranks_source: str = "mpirun started"
 
 
 class AnsweredLayout(NamedTuple):

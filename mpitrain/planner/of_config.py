@@ -24,7 +24,7 @@ def model_of(config: Config, vocabulary: Vocabulary | None = None) -> StepModel:
 
 def published_model(published: PublishedModel, sequence: int) -> StepModel:
     """Return a public model. sequence: positions that it is predicted with."""
-    plan = plan_of(resolve(published.configuration(sequence), num_ranks=1, vocab=1))
+    plan = plan_of(resolve(published.configuration(sequence), 1, vocab=1))
     return step_model(plan, published.name)
 
 
@@ -50,4 +50,4 @@ def _alone(config: Config, vocabulary: Vocabulary | None, batch: settings.Batch)
     )  # fmt: skip
     tokenizer = vocabulary or tokenizer_of(config.data)
     separator(config.data, tokenizer)
-    return resolve(alone, 1, tokenizer.vocab, 1, 0, "there are", tokenizer.needed)
+    return resolve(alone, 1, tokenizer.vocab, tokenizer.needed)

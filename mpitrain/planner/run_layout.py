@@ -16,7 +16,7 @@ from mpitrain.cluster.rundir import RunDir, read_config
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MpitrainError, counted
 from mpitrain.inputs import kind_of
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.catalog import plan_for
 from mpitrain.origins import Origins
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks, limit_of_rank
@@ -33,7 +33,6 @@ from mpitrain.plan.predict.step_time.machine import (
 )
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
-from mpitrain.plan.settings.resolve import resolve
 from mpitrain.planner.candidates import KEYS, SearchSpace, fixed_keys
 from mpitrain.planner.choice import best_of
 from mpitrain.planner.layout_request import AnsweredLayout, LayoutRequest
@@ -85,7 +84,7 @@ class _Choice:
         # part of what a run computes: it stays as the default layout has it
         self._given = msgspec.structs.replace(given, batch=self._default.config.batch)
         self._machine = find_machine(given.run.machine) if given.run.machine else None
-        self._limit = limit_of_rank(given, request.num_ranks, self._node_ranks(), request.gpu)
+        self._limit = limit_of_rank(given, request.ranks.size, self._node_ranks(), request.gpu)
         self._on_gpu = self._limit.on_gpu if self._limit else computes_on_gpu(given)
 
     def answer(self) -> AnsweredLayout:
@@ -101,7 +100,7 @@ class _Choice:
         if given.run.layout == "planned":
             if found is None:
                 raise ConfigError(
-                    f'run.layout = "planned" on {counted(self._request.num_ranks, "ranks")}: found no '
+                    f'run.layout = "planned" on {counted(self._request.ranks.size, "ranks")}: found no '
                     f"layout that fits"
                     f"{self._of_limit()}; start more ranks, or use a smaller model"
                 )
@@ -138,8 +137,7 @@ class _Choice:
 
     def _taken(self, config: Config, lines: list[str]) -> AnsweredLayout:
         """Return a configuration that says, also in a run directory, that its layout was planned."""
-        run = msgspec.structs.replace(config.run, layout="planned")
-        return AnsweredLayout(msgspec.structs.replace(config, run=run), lines)
+        return AnsweredLayout(settings.with_values(config, {"run.layout": "planned"}), lines)
 
     # ------------------------------------------------------------ what was recorded
 
@@ -152,7 +150,7 @@ class _Choice:
             before = read_config(rundir.config, settings.plugins_of(self._request.config))
             parallel = before.parallel
             ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
-            if before.run.layout != "planned" or ranks != self._request.num_ranks:
+            if before.run.layout != "planned" or ranks != self._request.ranks.size:
                 return None
             config = _with_recorded(self._given, before)
             if self._changes_fixed(config):  # that was set since
@@ -173,7 +171,7 @@ class _Choice:
         request, rates = self._request, self._rates()
         micro = {"batch.micro": self._given.batch.micro}
         space = SearchSpace(
-            self._given, {**fixed_keys(request.config, request.origins), **micro}, request.num_ranks, rates,
+            self._given, {**fixed_keys(request.config, request.origins), **micro}, request.ranks.size, rates,
             request.vocabulary.vocab, request.vocabulary.needed,
             expert_load(self._default.config, self._default.routing),
         )  # fmt: skip
@@ -183,7 +181,7 @@ class _Choice:
         chosen, _ = best_of(search(model, space, most), 1, rates, limit, self._held_by)
         if not chosen:
             return None
-        layout, step, config = chosen[0].candidate
+        layout, step, config = chosen[0].expected(rates)
         return PlannedLayout(config, chosen[0].held, step.seconds, layout.describe())
 
     def _held_by(self, candidate: Candidate) -> int:
@@ -193,22 +191,16 @@ class _Choice:
         """Return the seconds of a step of the default layout."""
         rates, model = self._rates(), model_of(self._request.config, self._request.vocabulary)
         layout = layout_of(self._default.config, rates, self._default.routing)
-        return predict_step(model, layout, rates).seconds
+        return predict_step(model, layout, rates).seconds * rates.spread.middle
 
     def _plan(self, config: Config) -> Plan:
-        request = self._request
-        words = request.vocabulary
-        started = request.num_ranks, words.vocab, request.num_nodes, request.node_ranks
-        return plan_of(resolve(config, *started, request.ranks_source, words.needed))
+        return plan_for(config, self._request.ranks, self._request.vocabulary)
 
     # ------------------------------------------------------------ the machine
 
     def _node_ranks(self) -> int:
         """Return the ranks of a node; where nodes differ, the fewest that the largest one has."""
-        request = self._request
-        return (
-            request.config.comm.node_ranks or request.node_ranks or -(-request.num_ranks // request.num_nodes)
-        )
+        return self._request.config.comm.node_ranks or self._request.ranks.largest_node
 
     def _rates(self) -> MachineRates:
         """Return the figures of the machine, or those of one of its kind, with its nodes and memory."""

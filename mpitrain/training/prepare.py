@@ -26,6 +26,7 @@ from mpitrain.config import Config, LoadedConfig, RecoveryTable, as_override, pl
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary, load_tokenizer, separator, tokenizer_of
 from mpitrain.errors import ConfigError, DataError, InputError
 from mpitrain.inputs import is_there, kind_of, shown
+from mpitrain.model.families.catalog import plan_for
 from mpitrain.origins import PLANNER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
@@ -45,7 +46,7 @@ from mpitrain.training.agreement import (
 )
 from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.run_opening import Opening, PreparedRun
-from mpitrain.training.run_plan import agreed_layout, beginning, judged_advice, resolved_plan
+from mpitrain.training.run_plan import agreed_layout, beginning, judged_advice, ranks_of
 from mpitrain.training.task_scores import require_tasks
 from mpitrain.training.tokenizing import OneTokenizer
 
@@ -229,7 +230,7 @@ def _plan(
     """
     if vocabulary.older_end_of_text is None:
         separator(config.data, vocabulary)  # else a run begun before may have one
-    plan = resolved_plan(config, world, vocabulary)
+    plan = plan_for(config, ranks_of(world), vocabulary)
     for of_step in plan.growing or (plan,):
         require_memory(of_step)
     if record:

@@ -9,10 +9,10 @@ from mpitrain.comm.base.world import World
 from mpitrain.config import Config, LoadedConfig, plugins_of
 from mpitrain.data.tokenizer import Vocabulary
 from mpitrain.inputs import kind_of
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.catalog import plan_for
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.gpu_share import GpuShare, may_have_gpus
-from mpitrain.plan.settings.resolve import resolve
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.planner.layout_request import AnsweredLayout, LayoutRequest
 from mpitrain.training.agreement import require_same_configuration
 
@@ -46,9 +46,7 @@ def agreed_layout(
     require_same_configuration(world, config)
     asks = config.run.layout != "default" and not config.memory.limit_gb and not config.run.machine
     gpu = gpu_share(config, world) if look_at_gpus and asks else None
-    request = LayoutRequest(
-        config, given.origins, world.size, world.num_nodes, world.node_ranks, vocabulary, gpu
-    )
+    request = LayoutRequest(config, given.origins, ranks_of(world), vocabulary, gpu)
     return world.on_first_rank("choosing a layout", lambda: _chosen(request))
 
 
@@ -74,10 +72,9 @@ def gpu_share(config: Config, world: World) -> GpuShare | None:
     return min(shares, key=lambda share: share.num_bytes, default=None)
 
 
-def resolved_plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
-    """Return the plan of a configuration on these ranks. It sends nothing."""
-    started = world.size, vocabulary.vocab, world.num_nodes, world.node_ranks
-    return plan_of(resolve(config, *started, needed=vocabulary.needed))
+def ranks_of(world: World) -> JobRanks:
+    """Return the ranks of this job. It sends nothing."""
+    return JobRanks(world.size, world.num_nodes, world.node_ranks)
 
 
 def judged_advice(config: Config, plan: Plan, world: World, vocabulary: Vocabulary) -> list[str]:
@@ -89,7 +86,7 @@ def judged_advice(config: Config, plan: Plan, world: World, vocabulary: Vocabula
     def judged() -> list[str]:
         from mpitrain.plan.predict.step_time.advice import judge  # on one rank of many
 
-        near = world.node_ranks or -(-world.size // world.num_nodes)
-        return judge(plan, config, lambda other: resolved_plan(other, world, vocabulary), near)
+        ranks = ranks_of(world)
+        return judge(plan, config, lambda other: plan_for(other, ranks, vocabulary), ranks.largest_node)
 
     return world.on_first_rank("judging the layout", judged)

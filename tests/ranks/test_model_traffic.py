@@ -72,8 +72,7 @@ def plan_with(family, layout, num_ranks):
     words = [word if "." in word else f"parallel.{word}" for word in layout.split()]
     words += ["experts.buffer=8"] * ("ep=" in layout or "etp=" in layout)  # all rows in one round
     config = settings.load(None, (*SETTINGS, f"model.family={family}", *FAMILIES[family], *words))
-    near = config.comm.node_ranks
-    return plan_of(resolve(config, num_ranks, 256, num_ranks // near if near else 1, near))
+    return plan_of(resolve(config, num_ranks, 256))
 
 
 def declared(plan):

@@ -16,6 +16,7 @@ from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.predict.gpu_share import GpuShare
 from mpitrain.plan.predict.memory_limit import held_by_ranks, require_limit
 from mpitrain.plan.predict.step_time.machine import known
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.planner.layout_request import LayoutRequest
 from mpitrain.planner.run_layout import MEASURED, choose_layout
@@ -28,7 +29,7 @@ PLANNED = re.compile(r"^the layout is planned, .*$", re.M)
 def answered(*overrides, ranks=2, gpu=None):
     config, origins = settings.read(None, overrides)
     vocabulary = vocabulary_of(tokenizer_of(config.data))
-    return config, choose_layout(LayoutRequest(config, origins, ranks, 1, 0, vocabulary, gpu))
+    return config, choose_layout(LayoutRequest(config, origins, JobRanks(ranks), vocabulary, gpu))
 
 
 def planned(config, ranks=2):

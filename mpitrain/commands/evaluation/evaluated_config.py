@@ -1,5 +1,6 @@
 """The configuration with which a run's model is evaluated: its weights, this job's layout."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,11 +49,9 @@ def evaluated(config: Config, keys: Mapping[str, Any], num_ranks: int) -> Config
     In the run's own layout, if it was of as many and none is given; otherwise as --set says.
     """
     parallel: dict[str, Any] = {}
-    own = [getattr(config.parallel, name) for name in DEGREES]
-    product = 1
-    for degree in own:
-        product *= degree
-    if product == num_ranks and not any(key.startswith("parallel.") for key in keys):
+    if math.prod(getattr(config.parallel, name) for name in DEGREES) == num_ranks and not any(
+        key.startswith("parallel.") for key in keys
+    ):
         parallel = {name: getattr(config.parallel, name) for name in OWN_LAYOUT}
         if config.parallel.cp == 1:
             del parallel["context"]

@@ -23,10 +23,9 @@ from mpitrain.evaluation.texts import TextFile
 from mpitrain.evaluation.vocabulary import EvaluatedVocabulary
 from mpitrain.evaluation.windows import Questions
 from mpitrain.inputs import shown
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.catalog import plan_for
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.node_memory import require_memory
-from mpitrain.plan.settings.resolve import resolve
 from mpitrain.training.machine.device_placement import place as choose_place
 from mpitrain.training.machine.device_placement import way_of_messages
 from mpitrain.training.step_documents import tokenizer_of_run
@@ -75,7 +74,7 @@ class EvaluatedRun:
     def plan_at(self, longest: int) -> Plan:
         """Return the plan for requests of at most so many inputs. Raises ConfigError."""
         config = at_length(self.config, longest, self.context)
-        return plan_of(resolve(config, self._num_ranks, self.tokenizer.vocab, needed=self.tokenizer.needed))
+        return plan_for(config, self._num_ranks, self.tokenizer)
 
     def longest(self, kind: str) -> int:
         """Return the most inputs of a request, on rank 0."""

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.world import World
-from mpitrain.commands.output_file import write
+from mpitrain.commands.output_file import as_csv, write
 from mpitrain.commands.plan.measured_steps import measured_step
 from mpitrain.commands.plan.sweep_layouts import (
     config_of,
@@ -18,7 +18,6 @@ from mpitrain.commands.plan.sweep_layouts import (
     read_layouts,
     require_files,
     words_of,
-    write_rows,
 )
 from mpitrain.commands.requests import SweepRequest
 from mpitrain.errors import DONE, ConfigError, InputError, counted
@@ -26,6 +25,7 @@ from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
+from mpitrain.training.run_plan import ranks_of
 
 LOAD = (
     ", load is rows of the rank of ep whose experts had most, over the mean (run.expert_load predicts by it)"
@@ -113,9 +113,9 @@ def _values_of(layout: str) -> dict[str, str]:
 
 def _swept(asked: SweepRequest, layout: str, world: World, guard: Guard) -> SweptLayout:
     """Measure a layout, or say why it can't be. Collective over all ranks."""
-    started = world.size, world.num_nodes, world.node_ranks
+    ranks = ranks_of(world)
     try:
-        plan = world.on_every_rank(f"planning {layout}", lambda: plan_on(config_of(asked, layout), *started))
+        plan = world.on_every_rank(f"planning {layout}", lambda: plan_on(config_of(asked, layout), ranks))
         step = measured_step(plan, world, guard, asked.steps)
     except InputError as error:  # the same on all ranks
         return SweptLayout(layout, refused=error.args[0])
@@ -164,7 +164,8 @@ def _as_json(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
 
 def _write(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> None:
     """Write the CSV and the picture, where they are asked for. Raises ConfigError."""
-    write_rows(asked.out, SweptLayout._fields, [row._asdict() for row in rows])
+    if asked.out is not None:
+        write("--out", asked.out, as_csv([row._asdict() for row in rows]))
     if asked.svg is None:
         return
     from mpitrain.commands.plan.sweep_picture import heat_map

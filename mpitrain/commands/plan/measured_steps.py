@@ -94,8 +94,8 @@ def _require_ranks(asked: int, started: int) -> None:
 
 def _planned_here(answer: PlanAnswer, count: int) -> tuple[str, list[ToMeasure], MachineRates]:
     chosen = [
-        ToMeasure(each.candidate.layout.describe(), each.config, each.candidate.found.seconds)
-        for each in answer.chosen[:count]
+        ToMeasure(each.layout.describe(), each.config, each.found.seconds)
+        for each in (runnable.expected(answer.rates) for runnable in answer.chosen[:count])
     ]
     return answer.as_text(), chosen, answer.rates
 

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.first_ranks import on_first_ranks
 from mpitrain.comm.base.world import World
-from mpitrain.commands.output_file import write
+from mpitrain.commands.output_file import as_csv, write
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
 from mpitrain.commands.plan.sweep_layouts import (
-    THERE_ARE,
     ScaledStep,
     config_of,
     machine_name,
@@ -27,7 +26,6 @@ from mpitrain.commands.plan.sweep_layouts import (
     rates_for,
     read_layouts,
     require_files,
-    write_rows,
 )
 from mpitrain.commands.requests import SweepRequest
 from mpitrain.errors import DONE, ConfigError, InputError, counted
@@ -36,6 +34,7 @@ from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
+from mpitrain.plan.settings.job_ranks import THERE_ARE, JobRanks
 
 MOST_NUMBERS = 64
 
@@ -134,20 +133,15 @@ def _plan(asked: SweepRequest, layout: str, ranks: int, batch: int, world: World
     per_node = world.node_ranks
     nodes = -(-ranks // per_node) if per_node else world.num_nodes
     even = per_node and (ranks % per_node == 0 or ranks < per_node)
-    node_ranks = min(ranks, per_node) if even else 0
+    first = JobRanks(ranks, nodes, min(ranks, per_node) if even else 0, THERE_ARE)
     try:
-        return plan_on(config_of(asked, layout), ranks, nodes, node_ranks, batch, THERE_ARE)
+        return plan_on(config_of(asked, layout), first, batch)
     except InputError as error:
         where = f"on {counted(ranks, 'ranks')}" + (f", {layout}" if layout else "")
         raise type(error)(f"{where}: {error.args[0]}") from None
 
 
-def _row(
-    each: ToScale,
-    found: MeasuredStep,
-    rates: MachineRates,
-    rows: Sequence[ScaledStep],
-) -> ScaledStep:
+def _row(each: ToScale, found: MeasuredStep, rates: MachineRates, rows: Sequence[ScaledStep]) -> ScaledStep:
     """Return a row. rows: those before it; the first of the same layout has efficiency 1."""
     config = each.plan.config
     tokens = config.batch.global_ * config.data.sequence
@@ -207,7 +201,8 @@ def _as_json(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> s
 
 def _write(asked: SweepRequest, rows: Sequence[ScaledStep]) -> None:
     """Write the CSV and the picture, where they are asked for. Raises ConfigError."""
-    write_rows(asked.out, ScaledStep._fields, [row._asdict() for row in rows])
+    if asked.out is not None:
+        write("--out", asked.out, as_csv([row._asdict() for row in rows]))
     if asked.svg is None:
         return
     from mpitrain.commands.plan.sweep_picture import scaling_curves

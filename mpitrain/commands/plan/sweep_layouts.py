@@ -3,22 +3,17 @@
 A layout is words as after --set, `parallel.pp=2 pipeline.schedule=zbv`; a file has one a line.
 """
 
-import csv
-import io
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from mpitrain import config as settings
-from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.output_file import require_file, require_plotting
 from mpitrain.commands.requests import SweepRequest
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.catalog import plan_for
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.predict.node_memory import require_memory
@@ -26,7 +21,7 @@ from mpitrain.plan.predict.step_time.machine import ON_CPU, MachineRates, rates_
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import Prediction, predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model
-from mpitrain.plan.settings.resolve import resolve
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.training.run_plan import beginning
 
 MOST_BYTES = 1 << 18  # of a file of layouts
@@ -57,9 +52,9 @@ class ScaledStep(NamedTuple):
 def require_files(asked: SweepRequest) -> None:
     """Raise ConfigError for a file that can't be written, before anything is measured."""
     if asked.out is not None:
-        require_file("--out", asked.out)
+        require_file("--out", asked.out, (), (asked.config, asked.file, asked.machine, asked.svg))
     if asked.svg is not None:
-        require_file("--svg", asked.svg, (".svg",))
+        require_file("--svg", asked.svg, (".svg",), (asked.config, asked.file))
         require_plotting(asked.svg, "--svg")
 
 
@@ -111,51 +106,26 @@ def words_of(layout: str) -> list[str]:
         raise ConfigError(f"layout {shown(layout)}: {error}; quote as in a shell") from None
 
 
-STARTED, THERE_ARE = "mpirun started", "there are"  # how a message counts ranks
-
-
-def plan_on(
-    given: LoadedConfig,
-    ranks: int,
-    nodes: int,
-    node_ranks: int,
-    batch: int = 0,
-    ranks_source: str = STARTED,
-) -> Plan:
+def plan_on(given: LoadedConfig, ranks: JobRanks, batch: int = 0) -> Plan:
     """Return the plan of a run. batch: its sequences; 0: as the configuration says.
 
     Raises InputError for what can't run.
     """
     config = beginning(given)[0].config
     if batch:
-        replace = msgspec.structs.replace
-        config = replace(config, batch=replace(config.batch, global_=batch))
+        config = settings.with_values(config, {"batch.global_": batch})
     tokenizer = tokenizer_of(config.data)
-    started = ranks, tokenizer.vocab, nodes, node_ranks
-
-    def planned(other: Config) -> Plan:
-        return plan_of(resolve(other, *started, ranks_source, tokenizer.needed))
-
-    plan = planned(config)
-    require_limit(plan, config, planned, node_ranks)
+    plan = plan_for(config, ranks, tokenizer)
+    require_limit(plan, config, lambda other: plan_for(other, ranks, tokenizer), ranks.node_ranks)
     require_memory(plan)
     plan.training  # noqa: B018  # proved here, where trouble is still an InputError of all ranks
     return plan
 
 
 def predicted_step(plan: Plan, rates: MachineRates) -> Prediction:
-    return predict_step(step_model(plan), layout_of(plan.config, rates, plan.routing), rates)
-
-
-def write_rows(path: str | None, fields: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as CSV, if a file is asked for. Raises ConfigError if it can't be written."""
-    if path is None:
-        return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write("--out", path, text.getvalue().encode())
+    """Return the step that a machine's take in the median, as `mpitrain plan` prints it."""
+    found = predict_step(step_model(plan), layout_of(plan.config, rates, plan.routing), rates)
+    return found.times(rates.spread.middle)
 
 
 def number(value: float | None) -> str:

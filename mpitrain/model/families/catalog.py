@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from mpitrain.config import Config
+from mpitrain.data.tokenizer import Tokenizer, Vocabulary
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import shown
 from mpitrain.model.layers.multi_token import with_further_tokens
 from mpitrain.plan.declared.family import family_of
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.plan import Plan
+from mpitrain.plan.settings.job_ranks import JobRanks
+from mpitrain.plan.settings.resolve import resolve
 
 
 def plan_of(config: Config) -> Plan:
@@ -19,6 +22,11 @@ def plan_of(config: Config) -> Plan:
     layers = with_further_tokens(layers, model.mtp, model.mtp_weight) if model.mtp else layers
     _refuse_unknown(config.optimizer.frozen, layers)
     return Plan(config, layers)
+
+
+def plan_for(config: Config, ranks: JobRanks | int, vocabulary: Tokenizer | Vocabulary) -> Plan:
+    """Return the plan of a configuration on the ranks of a job. Raises InputError for what can't work."""
+    return plan_of(resolve(config, ranks, vocabulary.vocab, vocabulary.needed))
 
 
 def _refuse_unknown(frozen: Sequence[str], layers: ModelLayers) -> None:

@@ -26,6 +26,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts, ResolvedParallel
 from mpitrain.plan.declared.traffic import Started, Traffic
 from mpitrain.plan.settings.experts import open_to_token, positions, rows_at_once
+from mpitrain.plan.settings.job_ranks import JobRanks
 
 BLOCK = 128  # features of a row in fp8 that share a scale (DeepSeek-V3, section 3.3.2)
 OWN = ""
@@ -43,7 +44,7 @@ class Forms(NamedTuple):
     combine: str
 
 
-def resolve_dispatch(config: ResolvedConfig, num_nodes: int, node_ranks: int) -> tuple[ResolvedExperts, Comm]:
+def resolve_dispatch(config: ResolvedConfig, ranks: JobRanks) -> tuple[ResolvedExperts, Comm]:
     """Fill in `experts.dispatch`, and with it the nodes. config: resolved but for these.
 
     Raises ConfigError for what can't be, and for what would do nothing.
@@ -53,12 +54,12 @@ def resolve_dispatch(config: ResolvedConfig, num_nodes: int, node_ranks: int) ->
     if not experts.count:
         return experts, config.comm
     chosen = experts.dispatch
-    obstacle = _obstacle(parallel, num_nodes, node_ranks)
+    obstacle = _obstacle(parallel, ranks)
     if chosen == "hierarchical" and obstacle:
         raise ConfigError(f'experts.dispatch = "hierarchical": {obstacle}; use "flat" or "auto"')
     chosen = ("flat" if obstacle else "hierarchical") if chosen == "auto" else chosen
     comm = (
-        msgspec.structs.replace(config.comm, node_ranks=node_ranks)
+        msgspec.structs.replace(config.comm, node_ranks=ranks.node_ranks)
         if chosen == "hierarchical"
         else config.comm
     )
@@ -68,11 +69,11 @@ def resolve_dispatch(config: ResolvedConfig, num_nodes: int, node_ranks: int) ->
     return experts, comm
 
 
-def _obstacle(parallel: ResolvedParallel, num_nodes: int, node_ranks: int) -> str:
+def _obstacle(parallel: ResolvedParallel, job: JobRanks) -> str:
     """Say why rows can't go to nodes first, or nothing."""
-    ranks = parallel.ep * parallel.etp
+    ranks, node_ranks = parallel.ep * parallel.etp, job.node_ranks
     spread = f"parallel.ep x parallel.etp = {parallel.ep} x {parallel.etp}"
-    if num_nodes == 1:
+    if job.num_nodes == 1:
         return "all ranks are on one node"
     if not node_ranks:
         return "nodes have different numbers of ranks, or ranks of one node aren't neighbours"

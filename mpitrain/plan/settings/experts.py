@@ -69,12 +69,7 @@ def positions(config: Config, parallel: Parallel) -> int:
     return config.data.sequence // (parallel.cp * (parallel.tp if parallel.sequence else 1))
 
 
-def rows_at_once(
-    config: Config,
-    experts: ResolvedExperts,
-    parallel: Parallel,
-    segments: int = 1,
-) -> int:
+def rows_at_once(config: Config, experts: ResolvedExperts, parallel: Parallel, segments: int = 1) -> int:
     """Return how many rows of experts' inputs a rank holds at once.
 
     `buffer` times what comes to it when all experts have equal loads.

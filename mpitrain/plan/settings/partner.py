@@ -8,33 +8,28 @@ import msgspec
 
 from mpitrain.config import Comm, Config, RecoveryTable
 from mpitrain.errors import ConfigError, counted
+from mpitrain.plan.settings.job_ranks import JobRanks
 
 
-def resolve_recovery(
-    recovery: RecoveryTable, num_ranks: int, num_nodes: int, node_ranks: int
-) -> RecoveryTable:
-    """Return the table with a number for its partner: the distance in ranks; 0: there is none.
-
-    node_ranks: neighbours on each node, 0 if nodes differ.
-    """
+def resolve_recovery(recovery: RecoveryTable, ranks: JobRanks) -> RecoveryTable:
+    """Return the table with a number for its partner: the distance in ranks; 0: there is none."""
     partner = recovery.partner
     if not recovery.every:
         return recovery  # a partner that is set is refused as idle
     if partner == "auto":
-        uneven = num_nodes > 1 and (not node_ranks or num_ranks % node_ranks)
+        uneven = ranks.num_nodes > 1 and (not ranks.node_ranks or ranks.size % ranks.node_ranks)
         if uneven and recovery.shrink:  # a rank was lost, or a node
             return msgspec.structs.replace(recovery, partner=0)
         if uneven:
             raise ConfigError(
-                f"recovery.every = {recovery.every}: found {counted(num_ranks, 'ranks')} on "
-                f"{counted(num_nodes, 'nodes')} with "
-                "different numbers of them, needed as many on each, side by side; start as many on each, or "
-                "leave recovery.every out"
+                f"recovery.every = {recovery.every}: found {counted(ranks.size, 'ranks')} on "
+                f"{counted(ranks.num_nodes, 'nodes')} with different numbers of them, needed as many on "
+                "each, side by side; start as many on each, or leave recovery.every out"
             )
-        partner = node_ranks if num_nodes > 1 else 0
-    if partner and (num_ranks % partner or partner == num_ranks):
+        partner = ranks.node_ranks if ranks.num_nodes > 1 else 0
+    if partner and (ranks.size % partner or partner == ranks.size):
         raise ConfigError(
-            f"recovery.partner = {partner} of {num_ranks} ranks: found no whole number of nodes above 1, "
+            f"recovery.partner = {partner} of {ranks.size} ranks: found no whole number of nodes above 1, "
             'each of so many ranks; use "auto", or 0 for none'
         )
     return msgspec.structs.replace(recovery, partner=partner)

@@ -18,6 +18,7 @@ from mpitrain.config import (
     Model,
     Pipeline,
     RecoveryTable,
+    with_values,
 )
 from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.mixture import weights_by_step
@@ -40,6 +41,7 @@ from mpitrain.plan.settings.attention import resolve_attention, with_heads
 from mpitrain.plan.settings.dispatch import resolve_dispatch
 from mpitrain.plan.settings.experts import resolve_experts
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.plan.settings.log_pace import log_pace
 from mpitrain.plan.settings.partner import ranks_left, resolve_recovery, with_spares
 from mpitrain.plan.settings.pipeline_table import (
@@ -58,28 +60,17 @@ from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.table import Table
 
 
-def resolve(
-    config: Config,
-    num_ranks: int,
-    vocab: int,
-    num_nodes: int = 1,
-    node_ranks: int = 0,
-    ranks_source: str = "mpirun started",
-    needed: int | None = None,
-) -> ResolvedConfig:
-    """Fill in what was left open, for `num_ranks` ranks and a tokenizer of `vocab` tokens, and
-    check that it fits together.
+def resolve(config: Config, ranks: JobRanks | int, vocab: int, needed: int | None = None) -> ResolvedConfig:
+    """Fill in what was left open, for a job's ranks and a tokenizer of `vocab` tokens, and check that
+    it fits together.
 
-    node_ranks: neighbours on each node, 0 if nodes differ; the key of this name overrides what
-    was found.
-    ranks_source: what an error says of the number of ranks.
+    ranks: a number of them is on one node; comm.node_ranks overrides what was found of nodes.
     needed: rows for what texts have of these tokens; None: for all.
     """
-    if config.comm.node_ranks:
-        node_ranks = config.comm.node_ranks
-        num_nodes = -(-num_ranks // node_ranks)
-    others = num_ranks, vocab, num_nodes, node_ranks, ranks_source, needed
-    config = with_schedule(config, lambda closed: resolve(closed, *others))
+    ranks = JobRanks(ranks) if isinstance(ranks, int) else ranks
+    if near := config.comm.node_ranks:
+        ranks = ranks._replace(num_nodes=-(-ranks.size // near), node_ranks=near)
+    config = with_schedule(config, lambda closed: resolve(closed, ranks, vocab, needed))
     SOURCES.find(config.data.source)  # or raise ConfigError
     _refuse_skip(config.data)
     preset = _preset(config.model)
@@ -90,7 +81,7 @@ def resolve(
     own = own_table(config.pipeline)
     if own is None:
         schedule_of(config.pipeline.schedule)  # refuses a name that there isn't
-    parallel, batch = _layout(config, own, model.layers, num_ranks, ranks_source)
+    parallel, batch = _layout(config, own, model.layers, ranks)
     if own is not None:
         require_size_of(own, parallel, batch)
     pipeline = _pipeline(config.pipeline, own, parallel, model.layers)
@@ -99,7 +90,7 @@ def resolve(
     resolved = filled(ResolvedConfig, config, pipeline=pipeline, **tables)
     _refuse_layout(resolved)
     _refuse_rows(resolved)
-    experts, comm = resolve_dispatch(resolved, num_nodes, node_ranks)
+    experts, comm = resolve_dispatch(resolved, ranks)
     comm = with_spares(comm, config.recovery)
     parallel = with_reduce(parallel, msgspec.structs.replace(resolved, experts=experts))
     if config.precision.compute == "fp8":
@@ -111,7 +102,7 @@ def resolve(
     _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
     optimizer = optimizer_kind(config.optimizer).resolve(config.optimizer)
     tables = dict(experts=experts, parallel=parallel, optimizer=optimizer, comm=comm)
-    recovery = resolve_recovery(config.recovery, num_ranks, num_nodes, node_ranks)
+    recovery = resolve_recovery(config.recovery, ranks)
     return msgspec.structs.replace(resolved, recovery=recovery, **tables)
 
 
@@ -251,7 +242,7 @@ def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> 
 
 
 def _layout(
-    config: Config, own: Table | None, layers: int, num_ranks: int, ranks_source: str
+    config: Config, own: Table | None, layers: int, ranks: JobRanks
 ) -> tuple[ResolvedParallel, Batch]:
     """Choose the degrees left open: as much data parallelism as the batch divides into, pipeline
     stages for the rest.
@@ -263,13 +254,14 @@ def _layout(
     zero = config.parallel.zero
     if own is not None and not pp:
         pp = len(own.ranks)
+    num_ranks = ranks.size
     if config.recovery.shrink:
         dp = ranks_left(config, num_ranks)
     inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
     if num_ranks % inside:
         raise ConfigError(
             f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but "
-            f"{ranks_source} {counted(num_ranks, 'ranks')}; start a multiple of {inside} or change parallel.*"
+            f"{ranks.source} {counted(num_ranks, 'ranks')}; start a multiple of {inside} or change parallel.*"
         )
     num_ranks //= inside
     if pp > layers:
@@ -290,7 +282,7 @@ def _layout(
         total = dp * max(pp, 1) * inside
         raise ConfigError(
             f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {counted(total, 'ranks')}, but "
-            f"{ranks_source} {num_ranks * inside}; start as many or change parallel.*"
+            f"{ranks.source} {ranks.size}; start as many or change parallel.*"
         )
     if pp > layers:
         raise ConfigError(
@@ -394,9 +386,8 @@ def _refuse_rows(config: ResolvedConfig) -> None:
                 f"batch.lengths: data.sequence = {data.sequence} doesn't divide into rows of {length} "
                 "tokens; give lengths that divide it"
             )
-        rows = msgspec.structs.replace(config, data=msgspec.structs.replace(data, sequence=length))
         try:
-            _refuse_layout(rows)
+            _refuse_layout(with_values(config, {"data.sequence": length}))
         except ConfigError as error:
             raise ConfigError(f"batch.lengths, rows of {length} tokens: {error.args[0]}") from None
 

@@ -12,6 +12,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.division.domains import gather_of
 from mpitrain.plan.predict.link_choices import Machine, axes_between, choose, exchanged, left_open, took
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.plan.settings.rule_table import idle_settings
 
@@ -34,7 +35,7 @@ FLOPS = 6 * MATRICES * SEQUENCE * BATCH / 2  # of a step and rank, attention's f
 
 def planned(*more, ranks=2):
     """Return the plan on as many nodes as ranks."""
-    return plan_of(resolve(settings.load(None, (*SETTINGS, *more)), ranks, VOCAB, ranks, 1))
+    return plan_of(resolve(settings.load(None, (*SETTINGS, *more)), JobRanks(ranks, ranks, 1), VOCAB))
 
 
 def choice(*more, link, flops=1e12, fits=lambda _: True, ranks=2):

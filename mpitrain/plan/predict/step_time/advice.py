@@ -148,11 +148,16 @@ class Judged(NamedTuple):
 
     def instead(self, other: Prediction) -> str:
         """Return seconds of a step, and memory where it differs, of another layout and this one."""
-        words = f"{other.seconds:.3g} s a step instead of {self.found.seconds:.3g}"
+        words = self.seconds_instead(other)
         mine, theirs = self.found.footprint.total, other.footprint.total
         if abs(theirs - mine) <= HELD_MORE * mine:
             return words
         return f"{words}, and {_size(theirs)} a rank instead of {_size(mine)}"
+
+    def seconds_instead(self, other: Prediction) -> str:
+        """Return the seconds of both steps in the median, as `mpitrain plan` prints them."""
+        middle = self.machine.spread.middle
+        return f"{middle * other.seconds:.3g} s a step instead of {middle * self.found.seconds:.3g}"
 
     def changed(self, **fields: Any) -> StepLayout:
         """Return the layout with other degrees; what goes with them is as a run has it."""
@@ -361,8 +366,7 @@ def _too_complex(judged: Judged) -> str:
             return (
                 f"{' and '.join(used)}: {model.name} fits without, {needed / 1e9:.1f} of "
                 f"{machine.memory_bytes / 1e9:.3g} GB a rank with dp {simple.dp} and zero = 1, "
-                f"{other.seconds:.3g} s a step instead of {judged.found.seconds:.3g}; leave it out unless it "
-                "is measured to be faster"
+                f"{judged.seconds_instead(other)}; leave it out unless it is measured to be faster"
             )
     return ""
 
