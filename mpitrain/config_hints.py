@@ -187,10 +187,7 @@ OTHER_WAYS = (  # what has no key here: its names elsewhere, and what to do inst
         "dpo rlhf reward_model",
         'preference tuning is not supported; data.source = "chat" trains on the answers of conversations',
     ),
-    (
-        "sft",
-        'data.source = "chat" trains on the answers of conversations; model.init gives initial weights',
-    ),
+    ("sft", 'data.source = "chat" trains on the answers of conversations; model.init gives initial weights'),
     (
         "quantization load_in_8bit load_in_4bit gptq",
         'weights are not quantised; precision.compute = "fp8" multiplies in 8 bits',

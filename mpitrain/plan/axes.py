@@ -211,38 +211,13 @@ class Axes:
         stride = self.grid.size // self.grid.degrees["pp"]
         return tuple(rank + (other - pp) * stride for other in others) if pp in others else (rank,)
 
-    @property
+    @cached_property
     def carried(self) -> dict[str, AxisOperations]:
         """What each axis carries, alike for all ranks: nothing, if no two ranks share it."""
-        tp, cp, dp, pp = self.grid.degrees.values()
-        sizes = {
-            "tp": tp,
-            "cp": cp,
-            "dp": dp,
-            "data": cp * dp,
-            "links": pp,
-            "model": tp * pp,
-            "tied": len(self.ends),
-            "mirror": pp if self.mirrored else 1,
-            "shard": self.divided,
-            "replicate": cp * dp // self.divided,
-            "kv": self.repeats,
-            "matrix": tp * self.divided if self.matrices else 1,
-        }
-        if self.partner:
-            sizes[COPIES] = len(self.partners(0)) if self.unreplicated else 1
-        if self.folded is not None:
-            ep, etp, shards = self.folded
-            domain = DOMAINS[EXPERT]
-            sizes |= {
-                "tokens": tp * cp,
-                "experts": ep * etp,
-                "experts_near": self.near or 1,
-                "experts_far": ep * etp // self.near if self.near else 1,
-                domain.shard: shards,
-                domain.replicate: tp * cp * dp // (ep * etp * shards),
-                domain.matrix: etp * shards if self.matrices else 1,
-            }
+        sizes = {name: len(ranks) for name, ranks in self.of(0).items() if name != "pp"}
+        sizes["tied"] = len(self.ends)  # in a table of the user's own, rank 0 may have neither end
+        if not self.unreplicated:
+            sizes.pop(COPIES, None)
         totals = {
             name: carried("all_gather", most_bytes=(TOTALS + METRIC_BYTES * self.num_metrics) * sizes[name])
             for name in ("data", "model")
@@ -253,8 +228,7 @@ class Axes:
             for name, more in zip(domain[:3], (OF_DOMAIN[0].combined(more_of_shards), *OF_DOMAIN[1:])):
                 traffic_by_axis[name] = traffic_by_axis.get(name, NOTHING).combined(more)
         return {
-            name: traffic_by_axis.get(name, NOTHING) if sizes.get(name, 1) > 1 else NOTHING
-            for name in (*sizes, *OF_EXPERTS)
+            name: traffic_by_axis.get(name, NOTHING) if size > 1 else NOTHING for name, size in sizes.items()
         }
 
 

@@ -55,11 +55,7 @@ def read(config: ResolvedConfig, loads: list[Spec]) -> RoutingTrace:
     return RoutingTrace(experts, int(first))
 
 
-def _unpacked(
-    content: bytes,
-    blocks: list[str],
-    name: str,
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def _unpacked(content: bytes, blocks: list[str], name: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Return the experts of each block, and the first step."""
     packed = io.BytesIO(content)
     if sum(member.file_size for member in zipfile.ZipFile(packed).infolist()) > MOST_BYTES:

@@ -19,15 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mpitrain.plan.predict.step_time.machine import MachineFile, machine_of
 from mpitrain.plan.predict.step_time.step import Prediction, model_flops, predict_step
-from mpitrain.planner.fitted import (
-    NOTHING,
-    Constants,
-    Sample,
-    fit,
-    quantile,
-    rank_correlation,
-    shares_of,
-)
+from mpitrain.planner.fitted import NOTHING, Constants, Sample, fit, quantile, rank_correlation, shares_of
 from mpitrain.planner.published_rows import Refused, Row, read_rows
 
 LEAST = 8  # rows of a system that the bars speak of

@@ -316,12 +316,7 @@ def _prove(plans: Iterable[Plan]) -> None:
 
 
 def _nothing_fits(
-    model: StepModel,
-    space: SearchSpace,
-    found: SearchResult,
-    limit: MemoryLimit,
-    refusal: str,
-    fits: str,
+    model: StepModel, space: SearchSpace, found: SearchResult, limit: MemoryLimit, refusal: str, fits: str
 ) -> ConfigError:
     """Return the error of a search that left nothing.
 

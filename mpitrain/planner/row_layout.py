@@ -162,12 +162,7 @@ def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: i
     return tp if model.experts and ep * tp <= ranks and "fold" not in fields["system"].lower() else 1
 
 
-def _batch(
-    fields: Mapping[str, str],
-    dp: int,
-    zero: int,
-    assumed: dict[str, str],
-) -> tuple[int, list[int]]:
+def _batch(fields: Mapping[str, str], dp: int, zero: int, assumed: dict[str, str]) -> tuple[int, list[int]]:
     """Return the sequences of a step, and of a microbatch: some, where that isn't said and decides."""
     batch, micro, count = (count_in(fields, key) for key in ("gbs_seqs", "mbs", "n_microbatches"))
     if batch is None:
@@ -264,11 +259,7 @@ def _zero(fields: Mapping[str, str], convention: Convention, assumed: dict[str, 
     return convention.zero
 
 
-def _recompute(
-    fields: Mapping[str, str],
-    convention: Convention,
-    assumed: dict[str, str],
-) -> list[str]:
+def _recompute(fields: Mapping[str, str], convention: Convention, assumed: dict[str, str]) -> list[str]:
     text = fields.get("recompute", "").lower()
     for mode in ("full", "selective", "none"):
         if mode in text:

@@ -24,11 +24,7 @@ class PeakBytes(NamedTuple):
     working: int
 
 
-def peak_of(
-    instructions: Sequence[Action],
-    table: Table,
-    stages: Mapping[int, Activations],
-) -> PeakBytes:
+def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]) -> PeakBytes:
     """Return what a rank holds at most.
 
     Of a pair the forward keeps as much more as the backward has done with: both take turns, block by
@@ -61,12 +57,7 @@ def peak_of(
 class _MemoryPlayer:
     """What microbatches hold while a program is played."""
 
-    def __init__(
-        self,
-        instructions: Sequence[Action],
-        table: Table,
-        stages: Mapping[int, Activations],
-    ):
+    def __init__(self, instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]):
         self._table = table
         self._stages = stages
         self._transients = {number: Transients(formulas) for number, formulas in stages.items()}

@@ -23,12 +23,7 @@ def out(sizes: Sizes, width: int) -> Traffic:
 
 
 def between(
-    sizes: Sizes,
-    inner: Iterable[Traffic],
-    width: int,
-    width_before: int = 0,
-    *,
-    normed: bool = False,
+    sizes: Sizes, inner: Iterable[Traffic], width: int, width_before: int = 0, *, normed: bool = False
 ) -> Items:
     """Return items between what brings activations to them and their partial results back.
 

@@ -191,13 +191,7 @@ class SequencePlacement:
         return [slice(begin, begin + self._chunk) for begin in begins]
 
 
-def placement_of(
-    kind: str,
-    sequence: int,
-    size: int,
-    heads: int,
-    kv_heads: int,
-) -> SequencePlacement:
+def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int) -> SequencePlacement:
     """Return where the positions of a sequence are for a kind of attention.
 
     It sends nothing.

@@ -18,9 +18,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import NamedTuple
 
 from mpitrain.comm.base.wire import sent_bytes
 from mpitrain.plan.division.domains import domains_of, gather_of, itemsize_of_weights, itemsize_on_the_wire
@@ -148,16 +146,11 @@ def _tail_is_open(plan: Plan) -> bool:
     )
 
 
-def _with_gather(
-    plan: Plan,
-    times: Took,
-    machine: Machine,
-    fits: Callable[[Plan], bool],
-) -> tuple[Plan, str]:
+def _with_gather(plan: Plan, times: Took, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
     """Return the plan with weights fetched for each use, as it is, or once; and why."""
     if times.exchanging <= times.computing:
         return plan, "what is fetched for each use travels while this rank computes"
-    step = _changed(plan, parallel={"gather": "step"})
+    step = plan.with_values({"parallel.gather": "step"})
     once = _shown(took(step, machine).weights)
     if not fits(step):
         return plan, f"weights fetched once would take {once}, but whole ones don't fit into memory"
@@ -173,7 +166,7 @@ def _with_tail(plan: Plan, times: Took, fits: Callable[[Plan], bool]) -> tuple[P
     why = "backwards that the reductions travel under"
     wanted = _least_tail(plan, times)
     for tail in range(wanted, 1, -1):
-        longer = _changed(plan, pipeline={"tail": tail})
+        longer = plan.with_values({"pipeline.tail": tail})
         if fits(longer):
             return longer, why + f"; {wanted} don't fit into memory" * (tail < wanted)
     return plan, why + f"; {wanted} don't fit into memory" * (wanted > 1)
@@ -185,14 +178,6 @@ def _least_tail(plan: Plan, times: Took) -> int:
         return most
     backward = BACKWARD * times.computing / plan.num_microbatches
     return min(most, max(1, math.ceil(ROOM * times.gradients / backward)))
-
-
-def _changed(plan: Plan, **tables: dict[str, Any]) -> Plan:
-    """Return the plan of the same run with other values of some keys."""
-    changes = {
-        name: msgspec.structs.replace(getattr(plan.config, name), **keys) for name, keys in tables.items()
-    }
-    return plan.changed(**changes)
 
 
 def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:
@@ -213,12 +198,7 @@ def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
     shard = mapped.length // mapped.num_shards
     scattered = sent_bytes("reduce_scatter", mapped.length * size, mapped.num_shards)
     alike = len(plan.axes.of(0)[domain.replicate])
-    return Counter(
-        {
-            domain.shard: scattered,
-            domain.replicate: sent_bytes("all_reduce", shard * size, alike),
-        }
-    )
+    return Counter({domain.shard: scattered, domain.replicate: sent_bytes("all_reduce", shard * size, alike)})
 
 
 def _shown(seconds: float) -> str:

@@ -40,20 +40,6 @@ from mpitrain.plan.predict.message_memory import message_bytes
 from mpitrain.plan.predict.pool_sizes import needed_by
 from mpitrain.plan.settings.pipeline_table import turn_of
 
-PARTS = (
-    *(
-        "weights",
-        "gradients",
-        "moments",
-        "gathered",
-        "unreduced",
-        "activations",
-        "recomputed",
-        "working",
-        "messages",
-    ),
-    "host",
-)
 COPY = "copy to save"
 
 
@@ -86,11 +72,10 @@ class MemoryUsage(NamedTuple):
         return sum(self) - self.host
 
 
-def predict(
-    plan: Plan,
-    shards: Mapping[str, int] | None = None,
-    on_gpu: bool = False,
-) -> list[MemoryUsage]:
+PARTS = MemoryUsage._fields
+
+
+def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[MemoryUsage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
     shards: its part of a state that is divided, by domain; None: the one that holds most, for not

@@ -11,7 +11,7 @@ from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage
+from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage, moment_bytes
 from mpitrain.plan.predict.memory_limit import MemoryLimit
 from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory
 
@@ -79,7 +79,7 @@ def parameter_line(plan: Plan) -> str:
     config, (narrow, wide) = plan.config, itemsizes_of(plan.config)
     count = sum(spec.numel for spec in plan.parameters())
     moments = num_moments(config.optimizer, "matrix")
-    of_moments = moments * (2 if config.optimizer.moments == "bf16" else wide)
+    of_moments = moments * moment_bytes(config)
     masters = wide if narrow != wide else 0
     parts = [
         f"weight {narrow}",
@@ -156,10 +156,7 @@ def compared(
     nobody knows. What one block works with, first uses, kernels and holes are measured in the last alone.
     """
     names = *PARTS, COPY, STAGED, *OF_A_PROCESS
-    columns = (
-        (*predicted, copies[0], staged, *process),
-        (*measured, copies[1], 0, bare or 0, 0, 0, 0),
-    )
+    columns = ((*predicted, copies[0], staged, *process), (*measured, copies[1], 0, bare or 0, 0, 0, 0))
     rows = [
         MemoryRow(_meant(name), expected, None if name in UNCOUNTED else counted)
         for name, expected, counted in zip(names, *columns)

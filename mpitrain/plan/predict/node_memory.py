@@ -11,7 +11,7 @@ from mpitrain.plan.declared.parameters import EXPERT, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domain_of, domains_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory import MemoryUsage, predict_rank, weights_of_rank
+from mpitrain.plan.predict.memory import MemoryUsage, moment_bytes, predict_rank, weights_of_rank
 
 
 def require_memory(plan: Plan, training: bool = True) -> None:
@@ -120,10 +120,7 @@ def _bytes_of_state(config: ResolvedConfig, domain: str, training: bool) -> floa
 
 def _bytes_saved(config: ResolvedConfig) -> int:
     """Return the bytes of a parameter in a checkpoint: itself and its moments."""
-    _, wide = itemsizes_of(config)
-    return wide + num_moments(config.optimizer, "matrix") * (
-        2 if config.optimizer.moments == "bf16" else wide
-    )
+    return itemsizes_of(config)[1] + num_moments(config.optimizer, "matrix") * moment_bytes(config)
 
 
 def _state_phrases(config: ResolvedConfig) -> tuple[str, str]:

@@ -15,12 +15,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.plan.division.batch_division import SubtreeSums, TreeRun
 from mpitrain.plan.division.domains import domains_of, drops_weights, lends_gradients
-from mpitrain.plan.division.gradient_accumulation import (
-    StageLike,
-    added_to,
-    completed_by,
-    summed_in,
-)
+from mpitrain.plan.division.gradient_accumulation import StageLike, added_to, completed_by, summed_in
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.arena import Arena, Stay, arena_of
 from mpitrain.plan.predict.bucket_buffers import FIRST, held_by

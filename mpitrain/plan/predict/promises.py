@@ -75,16 +75,14 @@ def with_value(plan: Plan, key: str, value: Any) -> Plan:
     if key == ZERO:
         open_keys = dict(zero=value, reduce="auto", gather="auto", ahead=1)
         return with_parallel(plan, **open_keys, **({} if value else {"dp_shard": 0}))
-    memory = msgspec.structs.replace(plan.config.memory, recompute=value, every=0)
-    changed = Plan(msgspec.structs.replace(plan.config, memory=memory), plan.model)
+    changed = plan.with_values({"memory.recompute": value, "memory.every": 0})
     return changed if can_regather(changed.config) else with_parallel(changed, regather=False)
 
 
 def with_parallel(plan: Plan, **keys: Any) -> Plan:
     """Return the plan of the same run with other keys of `parallel`."""
     parallel = msgspec.structs.replace(plan.config.parallel, **keys)
-    config = msgspec.structs.replace(plan.config, parallel=parallel)
-    return Plan(msgspec.structs.replace(config, parallel=with_reduce(parallel, config)), plan.model)
+    return plan.changed(parallel=with_reduce(parallel, plan.changed(parallel=parallel).config))
 
 
 def by_value(plan: Plan, key: str, values: Collection[Any] | None = None) -> dict[Any, int]:
@@ -235,8 +233,7 @@ def _without(plan: Plan, axis: str) -> MemoryUsage | None:
     parallel = msgspec.structs.replace(plan.config.parallel, **UNDIVIDED[axis])
     if (parallel.dp * parallel.tp * parallel.cp) % (parallel.ep * parallel.etp):
         return None  # experts are divided over ranks of this axis
-    config = msgspec.structs.replace(plan.config, parallel=parallel, pipeline=pipeline)
-    return _fullest_if(Plan(config, plan.model))
+    return _fullest_if(plan.changed(parallel=parallel, pipeline=pipeline))
 
 
 def _why_axis(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) -> str:
@@ -293,7 +290,7 @@ def idle_schedule(plan: Plan) -> list[str]:
     for name, less in others:
         chunks = catalog.chunks_of(name, None)
         other = msgspec.structs.replace(pipeline, schedule=name, chunks=chunks, **OF_A_SCHEDULE)
-        usage = _fullest_if(Plan(msgspec.structs.replace(plan.config, pipeline=other), plan.model))
+        usage = _fullest_if(plan.changed(pipeline=other))
         if usage is None:
             continue  # such as a setting that the other doesn't take
         more = mine.on_device - usage.on_device
