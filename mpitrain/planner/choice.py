@@ -13,7 +13,7 @@ from mpitrain import config as settings
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError, counted
-from mpitrain.model.families.catalog import plan_of
+from mpitrain.model.families.catalog import plan_for, plan_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import predict_rank
 from mpitrain.plan.predict.memory_limit import MemoryLimit, held_by_ranks, limit_of_rank
@@ -23,6 +23,7 @@ from mpitrain.plan.predict.step_time.resolved_layout import compute_of, recomput
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.plan.program import LoweredPrograms
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.plan.settings.pipeline_table import holds_bounded
 from mpitrain.planner.candidates import FixedKeys, SearchSpace, fixed_keys
 from mpitrain.planner.explained import binding, idle_degrees
@@ -187,8 +188,7 @@ def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
 
 def planned(config: Config, ranks: int, rates: MachineRates) -> Plan:
     """Return the plan of a layout that was found, as a run on a machine makes it."""
-    tokenizer = tokenizer_of(config.data)
-    return plan_of(SearchSpace(config, {}, ranks, rates, tokenizer.vocab, tokenizer.needed).resolved(config))
+    return plan_for(config, JobRanks.filling(ranks, rates.ranks_per_node), tokenizer_of(config.data))
 
 
 def best_of(
