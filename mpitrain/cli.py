@@ -638,8 +638,10 @@ def schedule(request: ScheduleRequest) -> int:
 
 
 @cli.command("config", short_help="Explain the keys of the configuration.")
-@click.argument("key", required=False)
-@click.option("--of", "run", metavar="RUN", help="Values of a run directory or a file, and their origins.")
+@click.argument("key", required=False, type=NAME)
+@click.option(
+    "--of", "run", metavar="RUN", type=NAME, help="Values of a run directory or a file, and their origins."
+)
 def explain_config(key: str | None, run: str | None) -> None:
     """Explain KEY: type, default, meaning, families that have it, and messages that refuse it.
 

@@ -60,7 +60,7 @@ def schedule_named(name: str) -> ScheduleFamily:
         close = nearest(name.lower(), NAMES)
         hint = f"did you mean {close!r}? " if close else ""
         missing = ": no such file" if "." in name or "/" in name else ""
-        raise ScheduleError(f"unknown schedule {name[:100]!r}{missing}; {hint}There are: {', '.join(NAMES)}")
+        raise ScheduleError(f"unknown schedule {name[:100]!r}{missing}; {hint}known: {', '.join(NAMES)}")
     return FAMILIES[name]
 
 

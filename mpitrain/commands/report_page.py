@@ -15,11 +15,12 @@ MOST_RUNS = 100
 def main(paths: tuple[str, ...], out: str, over: str, say: Callable[[str], None]) -> int:
     """Write the page and say where; return 0. Raises InputError."""
     require_file("--out", out, (".html", ".htm"))
+    runs = _read(paths)  # what is no run is refused before a page is loaded
     try:
         from mpitrain.report.page import page
     except ImportError:
         raise ConfigError(f"--out {shown(out)}: a page needs bokeh; pip install 'mpitrain[report]'") from None
-    content = page(_read(paths), over).encode(errors="replace")
+    content = page(runs, over).encode(errors="replace")
     write("--out", out, content)
     say(f"{shown(out)}: {len(content) / 1e6:.2g} MB; open it in a browser")
     return DONE

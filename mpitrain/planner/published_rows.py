@@ -115,9 +115,10 @@ def _rows(
         )
     missing = [name for name in NEEDED if name not in (reader.fieldnames or ())]
     if missing:
-        found = ", ".join(reader.fieldnames or ()) or "nothing"
+        names = ", ".join(reader.fieldnames or ())
+        found = f"the columns {shown(names)}" if names else "no columns"
         raise ConfigError(
-            f"{shown(path)}: found the columns {shown(found)}; needed {', '.join(missing)} too, as "
+            f"{shown(path)}: found {found}; needed {', '.join(missing)} too, as "
             "in benchmarks/published_layouts.csv"
         )
     every = list(itertools.islice(reader, MOST_ROWS + 1))

@@ -7,6 +7,7 @@ from typing import Any
 
 from mpitrain.commands.output_file import as_csv, require_file, require_plotting, write
 from mpitrain.commands.plan.backtest_text import as_text
+from mpitrain.errors import ConfigError
 from mpitrain.inputs import rendered
 from mpitrain.plan.declared.formatting import finite
 from mpitrain.planner.backtest_errors import BacktestOutcome, by_row, predict_rows, report
@@ -63,6 +64,8 @@ def _picture(outcome: BacktestOutcome, kind: str) -> bytes:
     figure = Figure(figsize=SIZE)
     axes = figure.subplots()
     points = _points(outcome)
+    if not points:
+        raise ConfigError("--out of a picture: found no row with a time that is predicted; leave --out out")
     every = [number for x, y in points.values() for number in (*x, *y)] or [1.0]
     ends = [min(every), max(every)]
     axes.plot(ends, ends, color="0.5", linewidth=1)

@@ -148,7 +148,7 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
             )
         )  # fmt: skip
     title = (
-        f"{len(measured)} of {counted(len(rows), 'layouts')} on these {counted(world.size, 'ranks')}, "
+        f"{len(measured)} of {counted(len(rows), 'layouts')} on {counted(world.size, 'ranks')}, "
         "the fastest first; a step is "
         f"the median of {asked.steps}, GB/rank are predicted, speed is that of products beside the steps as "
         f"a share of what the machine's file says{LOAD if has_load else ''}:"

@@ -79,7 +79,7 @@ def measure(asked: PlanRequest, ranks: int, guard: Guard, say: Callable[[str], N
             "\n".join(
                 [
                     "",
-                    f"measured on these {counted(world.size, 'ranks')}, the median of {STEPS} steps:",
+                    f"measured on {counted(world.size, 'ranks')}, the median of {STEPS} steps:",
                     aligned(rows),
                 ]
             )

@@ -44,6 +44,8 @@ def _refuse_idle(request: PlanRequest) -> None:
         raise ConfigError(f"found {shown(request.rows)} after CONFIG; needed one file, or backtest before it")
     if request.timeline is not None:
         require_timeline(request.timeline)
+    if request.json:
+        refuse_options(request, ("--explain",), "does nothing with --json; leave one of them out")
     if request.tokens is None:
         without = "does nothing without --tokens; add it, or leave it out"
         refuse_options(request, ("--node-hours", "--save-s", "--price"), without)

@@ -184,7 +184,7 @@ def _tokens(text: str | None) -> float:
     if not text:
         return 0.0
     tokens = amount_in(text)
-    if not tokens:
+    if not tokens or tokens < 1:
         raise ConfigError(f"--tokens {shown(text)}: needed a number of tokens, such as 300B or 15T")
     return float(tokens)
 

@@ -16,6 +16,7 @@ from mpitrain.errors import ConfigError
     [
         ("run --dry-run --record 0:1", "--record does nothing with --dry-run"),
         ("run --dry-run --calibrate m.toml", "--calibrate does nothing with --dry-run"),
+        ("plan --ranks 4 --explain --json", "--explain does nothing with --json"),
         ("plan --ranks 4,8 --top 3", "--top does nothing with several numbers of ranks"),
         ("watch run --terminal --port 8000", "--host and --port do nothing with --terminal"),
         ("supervise --ranks-per-node 2 mpirun mpitrain run", "--ranks-per-node does nothing without --nodes"),

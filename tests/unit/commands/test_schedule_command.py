@@ -264,7 +264,7 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["1f1b", *SIZE, "--chunks", "2"], "found 2 chunks, needed 1"),
         (["1f1b", *SIZE, "--segments", "2"], "segments has no effect"),
         (["dualpipe", "--stages", "3", "--microbatches", "8"], "dualpipe: found 3"),
-        (["missing.csv"], "unknown schedule 'missing.csv': no such file; There are: gpipe"),
+        (["missing.csv"], "unknown schedule 'missing.csv': no such file; known: gpipe"),
         (["absent/mine", *SIZE], "unknown schedule 'absent/mine': no such file"),
         (["1F1B", *SIZE], "unknown schedule '1F1B'; did you mean '1f1b'"),
         (["1f1b", *SIZE, "--times", "1,1,1"], "found 3 numbers, needed 4"),
