@@ -14,7 +14,7 @@ def test_two_layouts_are_measured_and_compared_with_what_was_predicted(tmp_path)
     out = tmp_path / "best.toml"
     done = mpirun(2, MPITRAIN, "plan", "--measure", "2", *MODEL, "--out", str(out))
     assert done.returncode == 0, tail(done.output)
-    planned, _, measured = done.output.partition("\nmeasured on these 2 ranks, the median of 5 steps:\n")
+    planned, _, measured = done.output.partition("\nmeasured on 2 ranks, the median of 5 steps:\n")
     rows = ROW.findall(measured)
     assert [number for number, *_ in rows] == ["1", "2"], done.output
     for _, predicted, took, ratio, layout in rows:

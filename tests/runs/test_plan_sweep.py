@@ -25,7 +25,7 @@ def test_layouts_are_measured_and_what_cannot_run_is_named(tmp_path):
     done = mpirun(2, MPITRAIN, "sweep", *MODEL, *words)
     assert done.returncode == 0, tail(done.output)
     title, head, *lines, refused = done.output.strip().splitlines()
-    assert title.startswith("2 of 3 layouts on these 2 ranks, the fastest first; a step is the median of 2")
+    assert title.startswith("2 of 3 layouts on 2 ranks, the fastest first; a step is the median of 2")
     assert head.split()[:4] == ["measured", "s", "predicted", "s"]
     assert refused.startswith(
         "refused: parallel.tp=3: parallel.tp = 3 x parallel.cp = 1, but mpirun started 2"
