@@ -73,7 +73,8 @@ def test_the_part_that_is_off_most_is_named(usages, part):
     table = compare(run)
     rates = machine_of(find_machine("laptop"))
     config = run.plan.config
-    predicted_s = predict_step(step_model(run.plan), layout_of(config, rates), rates).seconds
+    found = predict_step(step_model(run.plan), layout_of(config, rates), rates)
+    predicted_s = found.times(rates.spread.middle).seconds
     assert cells(table)["all"][0] == f"{1e3 * predicted_s:,.1f}"
     assert f"measured / predicted {0.5 / predicted_s:.2f}, most of it {part}: +" in table
 
