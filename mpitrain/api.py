@@ -83,8 +83,8 @@ def _require_first(path: object, overrides: tuple[object, ...]) -> None:
         raise ConfigError(f"open_run: found {shown(path)}; give the path of a TOML file, or None")
     if is_guarded():
         raise ConfigError(
-            "open_run: this process has opened a run before, and MPI starts only once in a process; "
-            "start another process for another run"
+            "open_run: this process has opened a run before, and MPI starts only once in a "
+            "process; start another process for another run"
         )
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("open_run: called in a thread, which hears no signals; use the main thread")

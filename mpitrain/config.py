@@ -847,8 +847,8 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, 
         )
     if len(seen) > MOST_BASES:
         raise ConfigError(
-            f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are read, join "
-            "some of them"
+            f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are "
+            "read, join some of them"
         )
     tree = toml_of(text, path)
     if not _is_of_a_run(tree, real):
@@ -908,8 +908,8 @@ def toml_of(text: str, path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ConfigError(
-            f"{where}: not TOML that can be read: brackets within brackets, too deep; no key needs more than "
-            "one"
+            f"{where}: not TOML that can be read: brackets within brackets, too deep; no key needs "
+            "more than one"
         ) from None
     except ValueError as error:  # besides what is no TOML, numbers of more than 4,300 digits
         raise ConfigError(f"{where}: not TOML: {shown(error)}; {_to_give(path)}") from None

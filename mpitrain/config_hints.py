@@ -34,8 +34,8 @@ OF_MODEL = {  # names in a Hugging Face config.json
 }  # fmt: skip
 OTHER_VALUES = {  # what others call a value of ours, or what to do instead
     "data.source": {
-        "write its text as JSONL, an object with a key \"text\" on each line, and use data.source = "
-        "\"jsonl\"":
+        "write its text as JSONL, an object with a key \"text\" on each line, and use data.source "
+        "= \"jsonl\"":
             "csv tsv json webdataset",
         "use data.source = \"parquet\", which reads Arrow and folders of datasets, too":
             "arrow huggingface hf hf_dataset dataset datasets save_to_disk",

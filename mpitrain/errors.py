@@ -88,8 +88,8 @@ class StoppedEarly(MpitrainError):
 
     def __str__(self) -> str:
         return (
-            f"mpitrain: the run leaves in phase {self.where}: {self.why}; {self.kept}; run the same "
-            "command to resume"
+            f"mpitrain: the run leaves in phase {self.where}: {self.why}; {self.kept}; run the "
+            "same command to resume"
         )
 
 
@@ -137,8 +137,8 @@ def library_fault(error: BaseException) -> LibraryError | None:
     if isinstance(error, ModuleNotFoundError) and name:
         package = name.replace("_", "-")
         return LibraryError(
-            f"{package} is not installed for {sys.executable}; pip install {package}, or mpitrain again, "
-            "which needs it"
+            f"{package} is not installed for {sys.executable}; pip install {package}, or mpitrain "
+            "again, which needs it"
         )
     return LibraryError(
         f"a library can't be loaded: {error}; reinstall it, or load the modules that it was built with"

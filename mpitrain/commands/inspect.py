@@ -166,8 +166,8 @@ def show_program(
         return "\n\n".join([*notes, *heads, *texts])
     if rank >= num_ranks:
         raise ConfigError(
-            f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number of ranks "
-            "you start"
+            f"--rank {rank}: this layout has ranks 0 to {num_ranks - 1}; give --ranks the number "
+            "of ranks you start"
         )
     at = plan.axes.grid.coordinates(rank)
     title = "\n".join([*notes, ""]) if notes else ""
@@ -257,8 +257,8 @@ def _left_open(plan: Plan) -> str:
     """Say what a run over several nodes may choose, at the price of memory."""
     keys = " and ".join(left_open(plan))
     more = (
-        "chosen for one node; over several nodes a run may choose a value that needs more memory: set it "
-        "to see that"
+        "chosen for one node; over several nodes a run may choose a value that needs more memory: "
+        "set it to see that"
     )
     return f"\n{keys}: {more}" if keys else ""
 
@@ -286,8 +286,8 @@ def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> 
     return (
         f"{_picture(plan)}\n\ntp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, "
         f"{name}, {each} each{_unequal(plan)}\n{notes}"
-        f"proved: {report.num_actions} instructions complete and in order, {matched} matched, no deadlock "
-        "without buffering\nmicrobatches in flight at most, per pipeline rank: "
+        f"proved: {report.num_actions} instructions complete and in order, {matched} matched, no "
+        "deadlock without buffering\nmicrobatches in flight at most, per pipeline rank: "
         f"{peaks}{_divided(programs, report, parallel)}" + "".join(f"\n{line}" for line in filter(None, said))
     )
 
@@ -298,8 +298,8 @@ def _picture(plan: Plan) -> str:
     if (lines := least_lines(plan.table, width)) <= MOST_LINES:
         return grid(plan.training.ranks, width=width)
     return (
-        f"The grid has {lines:,} lines or more: `mpitrain schedule`, with --out picture.svg, draws schedules "
-        "of any size"
+        f"The grid has {lines:,} lines or more: `mpitrain schedule`, with --out picture.svg, draws "
+        "schedules of any size"
     )
 
 
@@ -347,8 +347,8 @@ def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int
         # doesn't
         if axis not in axes or not re.fullmatch("[1-9][0-9]{0,8}", degree):
             raise ConfigError(
-                f"--layout {shown(text)}: found '{shown(word)}', needed axes of {', '.join(axes)} with "
-                "degrees, such as tp=2,pp=2"
+                f"--layout {shown(text)}: found '{shown(word)}', needed axes of {', '.join(axes)} "
+                "with degrees, such as tp=2,pp=2"
             )
         if axis in sizes:
             raise ConfigError(f"--layout {shown(text)}: found {axis} twice; leave one out")

@@ -39,8 +39,8 @@ def require_file(option: str, out: str, kinds: Sequence[str] = (), others: Itera
         refuse_file_of_a_run(option, path)
         if any(_is_same(path, Path(other)) for other in others if other):
             raise ConfigError(
-                f"{option} {name}: the command reads this file, or writes something else to it; give "
-                "another name"
+                f"{option} {name}: the command reads this file, or writes something else to it; "
+                "give another name"
             )
     except OSError as error:  # too long a name
         raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None

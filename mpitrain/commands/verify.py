@@ -43,8 +43,8 @@ def report(config: Config, differences: list[WrongTensor]) -> str:
     layout += _left_out(config)
     if not differences:
         return (
-            f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one rank's to "
-            f"{TOLERANCE:.0e}"
+            f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one "
+            f"rank's to {TOLERANCE:.0e}"
         )
     first = differences[0]
     same = [d for d in differences if d.order == first.order]

@@ -121,8 +121,8 @@ class Signed:
         hint = "all ranks need the same configuration and code"
         if source is None:
             return (
-                f"{event.operation} on axis {event.axis}: the ranks have started different operations, here "
-                f"{self.header}; {hint}"
+                f"{event.operation} on axis {event.axis}: the ranks have started different "
+                f"operations, here {self.header}; {hint}"
             )
         what = event.message or f"{event.operation} on axis {event.axis}"
         return (

@@ -128,8 +128,8 @@ def _like(name: str | None, placement: DevicePlacement) -> MachineFile:
     if near is not None:
         return near
     raise ConfigError(
-        f"found a {placement.gpu.name}, and no machine of jobs/machines/ like it; needed one whose links and "
-        f"peaks replace what can't be measured; give --like, one of {', '.join(known())}"
+        f"found a {placement.gpu.name}, and no machine of jobs/machines/ like it; needed one whose "
+        f"links and peaks replace what can't be measured; give --like, one of {', '.join(known())}"
     )
 
 

@@ -53,8 +53,8 @@ class RoutingTrace:
         if lacking is None:
             return ""
         return (
-            f"experts.replay has steps {mine[0]} to {mine[-1]}: the others take these in turn, step "
-            f"{lacking} goes where step {mine[self.place(lacking)]} went"
+            f"experts.replay has steps {mine[0]} to {mine[-1]}: the others take these in turn, "
+            f"step {lacking} goes where step {mine[self.place(lacking)]} went"
         )
 
     def write(self, path: Path) -> None:

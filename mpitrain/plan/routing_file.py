@@ -49,8 +49,8 @@ def read(config: ResolvedConfig, loads: list[Spec]) -> RoutingTrace:
         _require_experts(config, array, f"{name}: found", block)
     if first.dtype.kind not in "iu" or first.shape or first < 1:
         raise ConfigError(
-            f"{name}: found {FIRST} of shape {list(first.shape)} and type {first.dtype}; needed one step, "
-            "from 1 on"
+            f"{name}: found {FIRST} of shape {list(first.shape)} and type {first.dtype}; needed "
+            "one step, from 1 on"
         )
     return RoutingTrace(experts, int(first))
 
@@ -60,8 +60,8 @@ def _unpacked(content: bytes, blocks: list[str], name: str) -> tuple[dict[str, n
     packed = io.BytesIO(content)
     if sum(member.file_size for member in zipfile.ZipFile(packed).infolist()) > MOST_BYTES:
         raise ConfigError(
-            f"{name}: found more than {MOST_BYTES >> 30} GiB, packed; needed a trace of fewer steps "
-            "(run.routing)"
+            f"{name}: found more than {MOST_BYTES >> 30} GiB, packed; needed a trace of fewer "
+            "steps (run.routing)"
         )
     with np.load(packed, allow_pickle=False) as file:
         missing = next((block for block in blocks if block not in file.files), None)

@@ -61,8 +61,8 @@ CONVENTIONS = (
     ),
     Convention(
         r"megatron-bridge|nemo", "NVIDIA-NeMo/Megatron-Bridge, performance recipes: none but "
-        "where stated, gradients reduced in bf16; Transformer Engine takes cuDNN's attention on Hopper "
-        "and Blackwell, and gathers fp8; training/mixed_precision.py: fp8_param_gather",
+        "where stated, gradients reduced in bf16; Transformer Engine takes cuDNN's attention on "
+        "Hopper and Blackwell, and gathers fp8; training/mixed_precision.py: fp8_param_gather",
         recompute="none", tp_overlap=0.5, halved=True, kernel="cudnn", wire_bytes=2, narrow_gathers=True,
     ),
     Convention(

@@ -58,8 +58,8 @@ class CalibrationFile(NamedTuple):
             raise ConfigError(f"{name}: found a file that is read-only; make it writable, or give another")
         if not same:
             raise ConfigError(
-                f"{name}: the file is there, and doesn't predict this run; set run.machine to it, or "
-                "give a new name"
+                f"{name}: the file is there, and doesn't predict this run; set run.machine to it, "
+                "or give a new name"
             )
         return CalibrationFile(path, True)
 

@@ -161,8 +161,8 @@ def _assumptions(given: Config, space: SearchSpace) -> list[str]:
     compute = compute_of(given, rates)
     if compute != given.precision.compute:
         notes.append(
-            f"precision.compute = {given.precision.compute}: no rate of {rates.name}, its time is that of "
-            f"{compute}"
+            f"precision.compute = {given.precision.compute}: no rate of {rates.name}, its time is "
+            f"that of {compute}"
         )
     recompute = given.memory.recompute
     if recompute_of(recompute) != recompute:

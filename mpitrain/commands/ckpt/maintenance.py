@@ -94,8 +94,8 @@ def repair(path: str, step: int | None, say: Callable[[str], None]) -> int:
                 if fault := format_fault(folder):
                     rewrite_index(folder)
                     say(
-                        f"step {each}: index.h5 was no valid HDF5 ({fault}); it was rewritten, with the "
-                        "same root digest"
+                        f"step {each}: index.h5 was no valid HDF5 ({fault}); it was rewritten, "
+                        "with the same root digest"
                     )
                 else:
                     valid.append(each)

@@ -37,8 +37,8 @@ def given_keys(given: LoadedConfig) -> dict[str, Any]:
     for key in keys:
         if key not in KEYS and key.partition(".")[0] not in TABLES:
             raise ConfigError(
-                f"--set {shown(key)}: an evaluation has keys of the tables {', '.join(TABLES)}, and "
-                f"{', '.join(KEYS)}; leave it out"
+                f"--set {shown(key)}: an evaluation has keys of the tables {', '.join(TABLES)}, "
+                f"and {', '.join(KEYS)}; leave it out"
             )
     return keys
 
@@ -87,8 +87,8 @@ def at_length(config: Config, longest: int, limit: int) -> Config:
     sequence = -(-max(1, longest) // unit) * unit
     if sequence > limit:
         raise ConfigError(
-            f"a context of {limit} tokens doesn't divide over parallel.cp = {parallel.cp} x parallel.tp = "
-            f"{parallel.tp}; give --context {max(unit, limit // unit * unit)}"
+            f"a context of {limit} tokens doesn't divide over parallel.cp = {parallel.cp} x "
+            f"parallel.tp = {parallel.tp}; give --context {max(unit, limit // unit * unit)}"
         )
     micro = max(1, min(ROWS, ROW_TOKENS // sequence))
     return settings.with_values(config, {"data.sequence": sequence, "batch.micro": micro})

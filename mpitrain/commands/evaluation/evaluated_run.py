@@ -49,16 +49,16 @@ class EvaluatedRun:
         longest = max(config.data.sequence, config.model.positions or 0, length_of_run(self.rundir))
         if config.model.positions and request.context and request.context > config.model.positions:
             raise ConfigError(
-                f"--context {request.context}: the model has vectors of {config.model.positions} positions; "
-                "give that many at most"
+                f"--context {request.context}: the model has vectors of {config.model.positions} "
+                "positions; give that many at most"
             )
         context = request.context or min(longest, MOST_CONTEXT)
         self.context = request.context or usable_context(self.config, context)
         self.stride = request.stride or self.context
         if self.stride > self.context:
             raise ConfigError(
-                f"--stride {self.stride}: longer than the context of {self.context} tokens; give that many "
-                "at most, or a longer --context"
+                f"--stride {self.stride}: longer than the context of {self.context} tokens; give "
+                "that many at most, or a longer --context"
             )
         self.texts: list[TextFile] = []
         self.tasks: list[TaskFile] = []

@@ -106,8 +106,8 @@ def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> AgainV
     if idle >= IDLE:
         return AgainVerdict(
             False,
-            f"not again: no newer checkpoint after {idle} starts in a row; look into the logs of the last "
-            "ones",
+            f"not again: no newer checkpoint after {idle} starts in a row; look into the logs of "
+            "the last ones",
         )
     return AgainVerdict(True, f"again, start {len(steps) + 1} of at most {most}")
 

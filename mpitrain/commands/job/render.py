@@ -53,8 +53,8 @@ def main(kind: str, asked: JobRequest, say: Callable[[str], None]) -> int:
     )
     if asked.submit and shutil.which(scheduler.submit[0]) is None:
         raise ConfigError(
-            f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the script on a "
-            "login node of the cluster"
+            f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the "
+            "script on a login node of the cluster"
         )
     _write(path, render(scheduler, seen, asked, path), asked.force)
     say("\n".join([explain(scheduler, plan, asked, path), *said]))
@@ -68,13 +68,13 @@ def _require_spares(scheduler: Scheduler, asked: JobRequest) -> None:
         return
     if not scheduler.spare:
         raise ConfigError(
-            f"--spare {asked.spare}: found {scheduler.title}, needed Slurm, whose srun starts ranks on "
-            "chosen nodes; leave it out"
+            f"--spare {asked.spare}: found {scheduler.title}, needed Slurm, whose srun starts "
+            "ranks on chosen nodes; leave it out"
         )
     if launch[:1] != ["srun"]:
         raise ConfigError(
-            f"--spare {asked.spare} with --launch {shown(asked.launch)}: needed srun, which starts ranks on "
-            "chosen nodes"
+            f"--spare {asked.spare} with --launch {shown(asked.launch)}: needed srun, which starts "
+            "ranks on chosen nodes"
         )
 
 
@@ -153,8 +153,8 @@ def _seen_by_ranks(config: str | None) -> str | None:
         name = str(Path(config).resolve().relative_to(Path.cwd().resolve()))
     except ValueError:
         raise ConfigError(
-            f"CONFIG {shown(config)}: the pods see the working directory alone, as a volume; needed a file "
-            f"in or below {shown(Path.cwd())}"
+            f"CONFIG {shown(config)}: the pods see the working directory alone, as a volume; "
+            f"needed a file in or below {shown(Path.cwd())}"
         ) from None
     return f"./{name}" if name.startswith("-") else name  # else it would be an option
 
@@ -233,8 +233,8 @@ def _write(path: Path, script: str, force: bool) -> None:
             return
         if not force and not _is_of_before(read_file(path, MOST_BYTES), script):
             raise ConfigError(
-                f"{shown(path)} is there, and was edited, or written for another configuration or by "
-                "something else; choose another name with --out, or replace it with --force"
+                f"{shown(path)} is there, and was edited, or written for another configuration or "
+                "by something else; choose another name with --out, or replace it with --force"
             )
         refuse_file_of_a_run("--out", path)
         require_file(path, MOST_BYTES)

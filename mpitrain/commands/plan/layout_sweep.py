@@ -150,8 +150,8 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
     title = (
         f"{len(measured)} of {counted(len(rows), 'layouts')} on {counted(world.size, 'ranks')}, "
         "the fastest first; a step is "
-        f"the median of {asked.steps}, GB/rank are predicted, speed is that of products beside the steps as "
-        f"a share of what the machine's file says{LOAD if has_load else ''}:"
+        f"the median of {asked.steps}, GB/rank are predicted, speed is that of products beside the "
+        f"steps as a share of what the machine's file says{LOAD if has_load else ''}:"
     )
     refused = [f"refused: {row.layout}: {row.refused}" for row in rows if row.refused]
     return "\n".join([title, *([aligned(table)] if measured else []), *refused])

@@ -185,8 +185,8 @@ def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> s
         )  # fmt: skip
     title = (
         f"{asked.scaling} scaling over the first ranks of {world.size}; a step is the median of "
-        f"{asked.steps}, predicted by the figures of {machine_name(asked)}; waiting is for messages that "
-        "nothing hides, and for the pipeline:"
+        f"{asked.steps}, predicted by the figures of {machine_name(asked)}; waiting is for "
+        "messages that nothing hides, and for the pipeline:"
     )
     return "\n".join([title, aligned(table)])
 

@@ -213,8 +213,8 @@ def read_times(text: str) -> Times:
     if len(words) != len(UNIT_TIMES):
         raise ConfigError(
             f"--times {shown(text)}: found {len(words)} numbers, needed 4: of a rank's whole share of layers "
-            "and one microbatch the time of the forward, of the backward for inputs, of the backward for "
-            "weights, and of a message, for example --times 1,1,1,0"
+            "and one microbatch the time of the forward, of the backward for inputs, of the "
+            "backward for weights, and of a message, for example --times 1,1,1,0"
         )
     return Times(*(_time(word.strip(), position == 3, text) for position, word in enumerate(words)))
 
@@ -229,7 +229,7 @@ def _time(word: str, may_be_0: bool, text: str) -> float:
         raise ConfigError(f"--times {shown(text)}: found {shown(word)}, needed {needed}")
     if value and not 1 / SLOWEST <= value <= SLOWEST:
         raise ConfigError(
-            f"--times {shown(text)}: found {shown(word)}, needed {1 / SLOWEST:g} to {SLOWEST:g}; choose "
-            "another unit"
+            f"--times {shown(text)}: found {shown(word)}, needed {1 / SLOWEST:g} to {SLOWEST:g}; "
+            "choose another unit"
         )
     return value

@@ -27,8 +27,8 @@ BLACK = "#1A1A1A"
 RED = "#B00020"
 DASHES = (0, (4, 3))
 BUBBLES = (
-    "bubble: idle share of all ranks from 0 to the makespan's end;  bubble rate: of the span, a rank's "
-    "longest time from first to last computation"
+    "bubble: idle share of all ranks from 0 to the makespan's end;  bubble rate: of the span, a "
+    "rank's longest time from first to last computation"
 )
 
 

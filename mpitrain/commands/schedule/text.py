@@ -21,8 +21,8 @@ def as_text(played: Played, width: int, *, whole: bool = False) -> str:
         picture = "\n".join([grid(played.table, width=width), *_legend(played)])
     else:
         picture = (
-            f"The grid has {lines} lines or more: write it to a file with --out grid.txt, or draw it with "
-            "--out picture.svg"
+            f"The grid has {lines} lines or more: write it to a file with --out grid.txt, or draw "
+            "it with --out picture.svg"
         )
     return "\n\n".join(["\n".join([headline(played), *played.table.notes]), picture, *_numbers(played)])
 
@@ -74,12 +74,12 @@ def _numbers(played: Played) -> list[str]:
     idle = played.timeline.bubble
     above = played.timeline.makespan / played.bound - 1
     lines = [
-        f"makespan     {number(played.timeline.makespan)}, of which {number(played.ideal)} compute: bubble "
-        f"{idle:.2%}",
+        f"makespan     {number(played.timeline.makespan)}, of which {number(played.ideal)} "
+        f"compute: bubble {idle:.2%}",
         f"bound        {number(played.bound)}, the shortest step of any order with this peak: "
         f"{above:.2%} above it",
-        f"span         {number(played.span)}, a rank's longest time from first to last computation: bubble "
-        f"rate {played.bubble_rate:.4f}",
+        f"span         {number(played.span)}, a rank's longest time from first to last "
+        f"computation: bubble rate {played.bubble_rate:.4f}",
         f"peak         {number(max(played.peak_stashes))} stashes of a rank's whole share of "
         f"layers{_limit(played)}",
     ]
@@ -90,8 +90,8 @@ def _numbers(played: Played) -> list[str]:
         lines.append(f"offloaded    {len(played.offloaded)} of {number_of_all} stashes")
     if played.times.message:
         lines.append(
-            f"exposed      {number(max(played.timeline.exposed))} of waiting for messages under way, on the "
-            "worst rank"
+            f"exposed      {number(max(played.timeline.exposed))} of waiting for messages under "
+            "way, on the worst rank"
         )
     return ["\n".join(lines), _ranks(played), _proof(played)]
 
@@ -137,8 +137,8 @@ def _proof(played: Played) -> str:
     proof = played.proof
     if proof is None:
         return (
-            "not proved here: the schedule is too large; `mpitrain check` and every run prove it before "
-            "the first message"
+            "not proved here: the schedule is too large; `mpitrain check` and every run prove it "
+            "before the first message"
         )
     return (
         f"proved: {counted(proof.num_actions, 'instructions')} complete and in order, "

@@ -63,8 +63,8 @@ def plain_heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any]
     turning = keys.get("rotary_width") or width
     if turning > width:
         raise ConfigError(
-            f"attention.rotary_width = {turning} is more than {named} = {width}, the width of a head; lower "
-            "it"
+            f"attention.rotary_width = {turning} is more than {named} = {width}, the width of a "
+            "head; lower it"
         )
     refuse_odd(named if turning == width else "attention.rotary_width", turning)
     return {}

@@ -70,8 +70,8 @@ class OptimizerKind:
         ahead = {"nesterov": False} if given.get("momentum") == 0 and "nesterov" in self.keys else {}
         if ahead and given.get("nesterov"):
             raise ConfigError(
-                "optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; leave one "
-                "of them out"
+                "optimizer.nesterov = true with optimizer.momentum = 0 looks ahead along nothing; "
+                "leave one of them out"
             )
         resolved = msgspec.structs.replace(settings, **{**self.keys, **given, **ahead})
         if resolved.moments == "bf16":

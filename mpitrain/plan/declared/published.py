@@ -191,6 +191,6 @@ def find_published(name: str) -> PublishedModel:
     near = nearest(letters, _BY_LETTERS)
     hint = f"did you mean {_BY_LETTERS[near]}? " if near else ""
     raise ConfigError(
-        f"model {shown(name)}: found no public model of this name; {hint}needed layers, width, heads, ffn "
-        "and vocabulary, or one of the registry (mpitrain/plan/declared/published.py)"
+        f"model {shown(name)}: found no public model of this name; {hint}needed layers, width, "
+        "heads, ffn and vocabulary, or one of the registry (mpitrain/plan/declared/published.py)"
     )

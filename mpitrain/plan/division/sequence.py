@@ -201,8 +201,8 @@ def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int)
         raise ConfigError(f"parallel.context = {kind!r}; needed one of {', '.join(OF_KIND)}")
     if heads % kv_heads:
         raise ConfigError(
-            f"model.heads = {heads} is no multiple of model.kv_heads = {kv_heads}; each key-value head "
-            "serves as many"
+            f"model.heads = {heads} is no multiple of model.kv_heads = {kv_heads}; each key-value "
+            "head serves as many"
         )
     if kind == "ulysses":
         _require_heads(size, heads, kv_heads)

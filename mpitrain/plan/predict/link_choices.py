@@ -122,8 +122,8 @@ def choose(plan: Plan, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[
     slowest = min(machine.links, key=machine.links.__getitem__)
     lines = [
         f"exchange of data ranks, a step: weights {_shown(times.weights)}, gradients "
-        f"{_shown(times.gradients)}, axis {slowest} at {machine.links[slowest] / 1e9:.2g} GB/s; computing "
-        f"{_shown(times.computing)}, at half of the peak"
+        f"{_shown(times.gradients)}, axis {slowest} at {machine.links[slowest] / 1e9:.2g} GB/s; "
+        f"computing {_shown(times.computing)}, at half of the peak"
     ]
     if _gather_is_open(plan):
         plan, why = _with_gather(plan, times, machine, fits)
@@ -156,8 +156,8 @@ def _with_gather(plan: Plan, times: Took, machine: Machine, fits: Callable[[Plan
         return plan, f"weights fetched once would take {once}, but whole ones don't fit into memory"
     return (
         step,
-        f"weights are fetched once, in {once}, and kept over the step; fetched for each use they take "
-        f"{_shown(times.weights)}",
+        f"weights are fetched once, in {once}, and kept over the step; fetched for each use they "
+        f"take {_shown(times.weights)}",
     )
 
 

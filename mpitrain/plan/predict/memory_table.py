@@ -106,8 +106,8 @@ def fit_line(held: Sequence[int], limit: MemoryLimit | None, cheapest: Callable[
     """
     if limit is None:
         return (
-            "whether it fits is unknown, since no GPU was found; set run.machine, such as h100-80gb, or "
-            "memory.limit_gb"
+            "whether it fits is unknown, since no GPU was found; set run.machine, such as "
+            "h100-80gb, or memory.limit_gb"
         )
     number = limit.ranks
     who = f"memory limit: {limit.source}; the rank with most memory"

@@ -83,8 +83,8 @@ def require_gpu_memory(
     raise ConfigError(
         f"{who} at least {needed / 2**30:,.1f} GiB of weights, gradients, moments and activations on it; "
         f"{name} has {found_bytes / 2**30:,.1f} GiB; {fewer if many > 1 else ''}choose a smaller model or "
-        f"more stages (parallel.pp), or look at {tail}parallel.zero and memory.offload (mpitrain memory "
-        "shows what each rank holds)"
+        f"more stages (parallel.pp), or look at {tail}parallel.zero and memory.offload (mpitrain "
+        "memory shows what each rank holds)"
     )
 
 

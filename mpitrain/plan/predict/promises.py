@@ -150,8 +150,8 @@ def _why_no_less(plan: Plan, key: str, value: Any) -> str:
         why = "memory peaks where no block's input is kept, such as in the head"
         if config.memory.offload in ("activations", "all"):
             why = (
-                "kept inputs are in host memory, where it saves; the device has the input of one block "
-                "either way"
+                "kept inputs are in host memory, where it saves; the device has the input of one "
+                "block either way"
             )
         return f", and sends more: {why}"
     return f": {_why_recomputed(plan) if key == RECOMPUTE else _why_divided(plan, value)}"
@@ -160,8 +160,8 @@ def _why_no_less(plan: Plan, key: str, value: Any) -> str:
 def _why_recomputed(plan: Plan) -> str:
     if _splits_backwards(plan):
         return (
-            "most memory is kept for weight gradients, and is not recomputed; a schedule such as 1f1b keeps "
-            "less of it"
+            "most memory is kept for weight gradients, and is not recomputed; a schedule such as "
+            "1f1b keeps less of it"
         )
     return "recomputing one block needs more than the stage's few blocks keep without"
 
@@ -248,23 +248,23 @@ def _why_axis(plan: Plan, axis: str, mine: MemoryUsage, without: MemoryUsage) ->
         )
     if axis == "pp" and plan.table.copies > 1:
         return (
-            f"{plan.config.pipeline.schedule} has two stages on each rank, one for each direction, so that "
-            "weights are divided by half of parallel.pp"
+            f"{plan.config.pipeline.schedule} has two stages on each rank, one for each direction, "
+            "so that weights are divided by half of parallel.pp"
         )
     if axis == "pp" and computed >= max(lent, messages):
         flight = max(plan.shortest.training.report.peak_in_flight)
         return (
-            f"up to {flight} microbatches are in flight on a rank, and their activations take more than "
-            "dividing the weights saves"
+            f"up to {flight} microbatches are in flight on a rank, and their activations take more "
+            "than dividing the weights saves"
         )
     if messages >= lent:
         return (
-            f"communication buffers take {messages / 1e6:,.2f} MB more, which is more than dividing saves; "
-            "it saves more with a larger model or longer sequences"
+            f"communication buffers take {messages / 1e6:,.2f} MB more, which is more than "
+            "dividing saves; it saves more with a larger model or longer sequences"
         )
     return (
-        f"weights and gradients that are whole for one computation take {lent / 1e6:,.2f} MB more, which is "
-        "more than dividing saves"
+        f"weights and gradients that are whole for one computation take {lent / 1e6:,.2f} MB more, "
+        "which is more than dividing saves"
     )
 
 
@@ -310,8 +310,8 @@ def _why_schedule(plan: Plan, mine: MemoryUsage, other: MemoryUsage) -> str:
     if kept >= max(state, computed) and kept > 0:
         if plan.table.segments > 1:
             return (
-                "keys and values of a sequence's segments, masks and pending gradients are kept until its "
-                "last segment; fewer pipeline.segments keep less of them"
+                "keys and values of a sequence's segments, masks and pending gradients are kept "
+                "until its last segment; fewer pipeline.segments keep less of them"
             )
         return (
             "a split backward keeps both factors of each weight gradient until that is computed; "
@@ -320,12 +320,12 @@ def _why_schedule(plan: Plan, mine: MemoryUsage, other: MemoryUsage) -> str:
     both_ends = plan.table.rank_of[0] == plan.table.rank_of[plan.table.depth - 1]
     if state >= computed and both_ends:
         return (
-            "one rank has both ends of the model, embedding and head, and halving activations saves less "
-            "than these take; it saves more with longer sequences or larger microbatches"
+            "one rank has both ends of the model, embedding and head, and halving activations "
+            "saves less than these take; it saves more with longer sequences or larger microbatches"
         )
     if state >= computed:
         return "its stages, or their whole buckets, are larger"
     return (
-        "the temporaries of one computation, such as the loss over the vocabulary, are most of the memory, "
-        "and more is kept at that time"
+        "the temporaries of one computation, such as the loss over the vocabulary, are most of the "
+        "memory, and more is kept at that time"
     )

@@ -46,8 +46,8 @@ def costs(plan: Plan) -> list[str]:
         if more >= 0:
             lines.append(
                 f'parallel.gather = "use" {more_than(more)} "step" here, although "step" sends less: two '
-                "blocks are whole at the same time, such as embedding and head, and they are most of a "
-                "rank's weights"
+                "blocks are whole at the same time, such as embedding and head, and they are most "
+                "of a rank's weights"
             )
     return lines
 

@@ -148,7 +148,7 @@ def _without_window(
     for key in keys:
         if given.get(key, known[key]) != known[key]:
             raise ConfigError(
-                f"attention.{key} = {json.dumps(given[key])} does nothing with attention.window = 0; leave "
-                "it out, or set attention.window"
+                f"attention.{key} = {json.dumps(given[key])} does nothing with attention.window = "
+                "0; leave it out, or set attention.window"
             )
     return {key: known[key] for key in keys}

@@ -23,8 +23,8 @@ def resolve_recovery(recovery: RecoveryTable, ranks: JobRanks) -> RecoveryTable:
         if uneven:
             raise ConfigError(
                 f"recovery.every = {recovery.every}: found {counted(ranks.size, 'ranks')} on "
-                f"{counted(ranks.num_nodes, 'nodes')} with different numbers of them, needed as many on "
-                "each, side by side; start as many on each, or leave recovery.every out"
+                f"{counted(ranks.num_nodes, 'nodes')} with different numbers of them, needed as "
+                "many on each, side by side; start as many on each, or leave recovery.every out"
             )
         partner = ranks.node_ranks if ranks.num_nodes > 1 else 0
     if partner and (ranks.size % partner or partner == ranks.size):

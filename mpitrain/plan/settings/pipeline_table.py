@@ -96,8 +96,8 @@ def _refuse_uneven(table: Table) -> None:
     counts = list(map(len, table.chunks))
     if (uneven := next((rank for rank, count in enumerate(counts) if count != counts[0]), None)) is not None:
         raise ScheduleError(
-            f"{table.name}: found {counted(counts[0], 'stages')} on rank 0 and {counts[uneven]} on rank "
-            f"{uneven}; needed "
+            f"{table.name}: found {counted(counts[0], 'stages')} on rank 0 and {counts[uneven]} on "
+            f"rank {uneven}; needed "
             "as many on every rank"
         )
     if table.depth % len(table.ranks):
@@ -106,8 +106,8 @@ def _refuse_uneven(table: Table) -> None:
     mirrored = tuple(len(table.ranks) - 1 - rank for rank in table.rank_of[: table.depth])
     if table.copies > 2 or (table.copies == 2 and table.rank_of[table.depth :] != mirrored):
         raise ScheduleError(
-            f"{table.name}: found {counted(table.copies, 'copies')}; needed one, or two of which the "
-            "second runs backwards"
+            f"{table.name}: found {counted(table.copies, 'copies')}; needed one, or two of which "
+            "the second runs backwards"
         )
 
 
@@ -170,8 +170,8 @@ def _require_as_declared(table: Table, config: ResolvedConfig) -> None:
     pipeline = config.pipeline
     if chunks_in(table) != pipeline.chunks:
         raise ScheduleError(
-            f"{table.name}: found {counted(chunks_in(table), 'stages')} a rank, its ScheduleFamily declares "
-            f"{pipeline.chunks}; change `placed` there, or `copies`"
+            f"{table.name}: found {counted(chunks_in(table), 'stages')} a rank, its ScheduleFamily "
+            f"declares {pipeline.chunks}; change `placed` there, or `copies`"
         )
 
 
@@ -206,8 +206,8 @@ def placement_in(config: ResolvedConfig) -> tuple[tuple[int, ...], int] | None:
 def _cut(config: ResolvedConfig, table: Table) -> Table:
     if table.segments > 1 and config.parallel.cp > 1:
         raise ConfigError(
-            f"{table.name} cuts sequences into segments, parallel.cp = {config.parallel.cp} spreads them; "
-            "use one of the two"
+            f"{table.name} cuts sequences into segments, parallel.cp = {config.parallel.cp} "
+            "spreads them; use one of the two"
         )
     if config.data.sequence % table.segments:
         raise ConfigError(

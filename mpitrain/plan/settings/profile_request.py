@@ -41,11 +41,11 @@ class ProfileRequest(NamedTuple):
         """Raise ConfigError if there is no such rank or step."""
         if self.ranks[-1] >= num_ranks:
             raise ConfigError(
-                f"run.profile: found rank {self.ranks[-1]} of {counted(num_ranks, 'ranks')}, the last is "
-                f"{num_ranks - 1}; name ranks up to that"
+                f"run.profile: found rank {self.ranks[-1]} of {counted(num_ranks, 'ranks')}, the "
+                f"last is {num_ranks - 1}; name ranks up to that"
             )
         if self.steps[-1] > num_steps:
             raise ConfigError(
-                f"run.profile: found step {self.steps[-1]}, but run.steps = {num_steps}; name steps up to "
-                "that, or raise run.steps"
+                f"run.profile: found step {self.steps[-1]}, but run.steps = {num_steps}; name "
+                "steps up to that, or raise run.steps"
             )

@@ -154,8 +154,8 @@ def _refuse_endless(
         raise ConfigError(
             "batch.global / batch.micro / parallel.dp = "
             f"{counted(num_microbatches, 'microbatches', ',')}{cut} on {counted(stages, 'stages')}{blocks}: "
-            f"a program of so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} do; raise "
-            "batch.micro"
+            f"a program of so many forwards doesn't fit in memory, at most {MOST_FORWARDS:,} do; "
+            "raise batch.micro"
         )
 
 
@@ -229,14 +229,14 @@ def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> 
         model = msgspec.structs.replace(model, vocab=rows, padding=rows - model.vocab)
     if model.padding >= model.vocab:
         raise ConfigError(
-            f"model.padding = {model.padding} of model.vocab = {model.vocab} rows; leave it out, and set "
-            "model.vocab_multiple"
+            f"model.padding = {model.padding} of model.vocab = {model.vocab} rows; leave it out, "
+            "and set model.vocab_multiple"
         )
     if model.vocab - model.padding < needed:
         without = f", {vocab - needed} of them special ones above all others" if needed < vocab else ""
         raise ConfigError(
-            f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed at least "
-            f"{needed}: raise model.vocab or leave it out"
+            f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed "
+            f"at least {needed}: raise model.vocab or leave it out"
         )
     return with_heads(model, family, given.get("kv_heads"))
 
@@ -281,8 +281,8 @@ def _layout(
         )
         total = dp * max(pp, 1) * inside
         raise ConfigError(
-            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {counted(total, 'ranks')}, but "
-            f"{ranks.source} {ranks.size}; start as many or change parallel.*"
+            f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {counted(total, 'ranks')}, "
+            f"but {ranks.source} {ranks.size}; start as many or change parallel.*"
         )
     if pp > layers:
         raise ConfigError(
@@ -317,8 +317,8 @@ def _batch(config: Config, own: Table | None, dp: int) -> Batch:
     for step, size in growth:
         if not _divides(config, dp, size):
             raise ConfigError(
-                f"batch.growth: {size:,} sequences from step {step:,} on don't divide into microbatches "
-                f"of all data-parallel ranks; give multiples of {per_round:,}"
+                f"batch.growth: {size:,} sequences from step {step:,} on don't divide into "
+                f"microbatches of all data-parallel ranks; give multiples of {per_round:,}"
             )
     filled_in = msgspec.structs.replace(filled_in, growth=growth)
     lengths = _changes("batch.lengths", batch.lengths, sequence, filled_in, sequence)

@@ -294,15 +294,15 @@ EXPERTS = (
     Rule(
         "numerics.reproducible",
         lambda c: c.numerics.reproducible == "layout" and _spreads_experts(c),
-        "{numerics.reproducible} with parallel.ep x parallel.etp > 1: tokens of several ranks meet in one "
-        "product, not in a tree of sums",
+        "{numerics.reproducible} with parallel.ep x parallel.etp > 1: tokens of several ranks meet "
+        "in one product, not in a tree of sums",
         "use ep = 1",
     ),
     Rule(
         "experts.capacity",
         lambda c: bool(c.experts.capacity) and _cuts_sequences(c),
-        "{experts.capacity} with {pipeline.schedule}: an expert has room for its part of a microbatch, and "
-        "segments come one after another",
+        "{experts.capacity} with {pipeline.schedule}: an expert has room for its part of a "
+        "microbatch, and segments come one after another",
         "leave experts.capacity out, or use another schedule",
     ),
     Rule(
@@ -502,8 +502,8 @@ DIVISION = (
         lambda c: (
             (c.recovery.spares > 0 or c.recovery.shrink) and c.comm.transport in ("collectives", "shared")
         ),
-        "{comm.transport} with {recovery.spares} and {recovery.shrink}: memory that ranks share, and "
-        "collectives of MPI, don't outlive the death of a rank",
+        "{comm.transport} with {recovery.spares} and {recovery.shrink}: memory that ranks share, "
+        "and collectives of MPI, don't outlive the death of a rank",
         'use comm.transport = "messages"',
     ),
     idle("run.eval_sources", lambda c: not c.data.sources, "one source", "list them as [[data.sources]]"),
@@ -566,8 +566,8 @@ TRAINING = (
             and (c.run.keep_best_by == "val_loss" or "/" in c.run.keep_best_by)
             and (not c.run.eval_every or not c.run.save_every or c.run.save_every % c.run.eval_every > 0)
         ),
-        "{run.keep_best} needs a validation at each step that is saved: {run.save_every} is no multiple of "
-        "{run.eval_every}",
+        "{run.keep_best} needs a validation at each step that is saved: {run.save_every} is no "
+        "multiple of {run.eval_every}",
         "make it a multiple",
     ),
 )
@@ -584,8 +584,8 @@ NUMBERS = (
         lambda c: (
             c.memory.recompute == "every-k" and c.memory.every != 1 and c.parallel.zero == 3 and divided(c)
         ),
-        "{memory.recompute} with {parallel.zero}: weights are fetched and dropped block by block, and blocks "
-        "are recomputed one by one",
+        "{memory.recompute} with {parallel.zero}: weights are fetched and dropped block by block, "
+        "and blocks are recomputed one by one",
         'use memory.recompute = "full"',
     ),
     idle(
@@ -627,8 +627,8 @@ NUMBERS = (
     Rule(
         "numerics.rerun_every",
         lambda c: c.numerics.rerun_every > 0 and not c.numerics.deterministic,
-        "{numerics.rerun_every} with {numerics.deterministic}: kernels that give other bits each time would "
-        "be reported each time",
+        "{numerics.rerun_every} with {numerics.deterministic}: kernels that give other bits each "
+        "time would be reported each time",
         "leave one of them out",
     ),
 )

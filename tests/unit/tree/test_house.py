@@ -140,6 +140,6 @@ def test_a_schedules_name_stands_in_its_familys_file():
     }
     others = {("mpitrain/config.py", "1f1b")}  # the default of a key
     others |= {
-        (path, "dualpipe") for path in ("mpitrain/cli.py", "schedules/formats/other_formats.py")
+        (path, "dualpipe") for path in ("mpitrain/commands/requests.py", "schedules/formats/other_formats.py")
     }  # a form
     assert elsewhere - others == {("schedules/catalog.py", name) for name in NAMES}  # LISTED
