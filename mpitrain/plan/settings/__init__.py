@@ -1,6 +1,7 @@
 """Fill in what a configuration left open, and refuse what doesn't fit together.
 
 resolve                        the whole configuration: degrees, batch, vocabulary
+job_ranks                      the ranks of a job, and the nodes that they are on
 attention, experts, dispatch   what a family left open; how rows travel to experts
 fp8_sizes                      the sides of matrices that are multiplied in fp8
 pipeline_table                 the table of the configured schedule, or the user's own
