@@ -271,17 +271,20 @@ class Trainer:
             return self._roll_back(last)
         reason = self._count_skips(result)
         if not reason:
-            self._keep(result, line, saving)
+            self._keep(result, line, saving, is_followed=not (over or grows))
         if over or reason:
             return self._end(reason)
         return self._end_of_batch() if grows else None
 
-    def _keep(self, result: StepResult, line: Mapping[str, Any], saving: bool) -> None:
-        """Save a step on disk, or copy it in memory, as is due."""
+    def _keep(self, result: StepResult, line: Mapping[str, Any], saving: bool, is_followed: bool) -> None:
+        """Copy a step in memory, unless it is the last, and save it on disk, as is due.
+
+        A step that is saved is copied, too: until its checkpoint is committed others follow.
+        """
+        if is_followed and self.memory.due(self.counts.step):
+            self.memory.copy(self.counts.step, self.recovery.meta({}))
         if saving:
             self._save(result, line)
-        elif self.memory.due(self.counts.step):
-            self.memory.copy(self.counts.step, self.recovery.meta({}))
 
     def _end_of_batch(self) -> int | None:
         """Wait for the step that another plan resumes from; return the exit code if it isn't saved."""

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import hosts
@@ -132,3 +133,29 @@ def test_a_cut_link_ends_the_job_with_a_report(tmp_path, text):
     assert "waited" in done.output and "doesn't answer: it is down, or the network to it" in done.output, (
         tail(done.output)
     )
+
+
+def watchdog_of(ranks):
+    """Return the watchdog's process, whose words have the number of the rank that has started it."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            name, *words = path.read_bytes().split(b"\0")
+            if name == b"mpitrain-watchdog" and {int(word) for word in words if word.isdigit()} & {*ranks}:
+                return int(path.parent.name)
+    raise AssertionError("the ranks have no watchdog")
+
+
+def test_a_node_that_was_suspended_for_longer_than_the_limit_goes_on(tmp_path, text):
+    """All processes of a job stand still, its launcher and its watchdog too."""
+    run_dir = tmp_path / "run"
+    limit_s = short(3)
+    given = tiny(run_dir, text, parallel_dp=2, run_steps=40, comm_timeout_s=limit_s)
+    with started(2, MPITRAIN, "run", *given, forked=False) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 4, 60)
+        processes = [job.process.pid, *job.ranks(), watchdog_of(job.ranks())]
+        for number, wait_s in ((signal.SIGSTOP, 2 * limit_s), (signal.SIGCONT, 0)):
+            for pid in processes:
+                os.kill(pid, number)
+            time.sleep(wait_s)
+        done = job.wait(60)
+    assert done.returncode == 0 and lines_in(run_dir) == 40, tail(done.output)

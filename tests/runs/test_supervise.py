@@ -253,6 +253,19 @@ def test_what_is_lost_is_the_step_under_way(tmp_path, text):
     assert not folder.exists()
 
 
+def test_a_step_that_is_saved_is_copied_too(tmp_path, text):
+    """Its checkpoint is committed some steps later."""
+    run_dir = tmp_path / "run"
+    settings = SETTINGS | dict(run_save_every=4, recovery_every=4)
+    with started(1, MPITRAIN, "run", *tiny(run_dir, text, **settings)) as job:
+        wait_for_step(job, run_dir, 5)
+        for pid in job.ranks():  # not job.kill(), which removes what it has mapped
+            job.signal(pid, signal.SIGKILL)
+        job.wait(60)
+    assert newest_step_in_memory(RunDir(run_dir)) in (4, 8)
+    shutil.rmtree(named_folder(RunDir(run_dir)))
+
+
 CHANGED = {"torn": 0, "meta": MARKS, "a bit": MARKS + META_BYTES + 1000}  # the byte of each copy
 
 
