@@ -208,8 +208,8 @@ def v_1f1b(p: int, m: int) -> Order:
         for rank in ranks:
             block[rank][column], block[rank][column + 2] = slot, slot + 1
             turn, slot = (0, slot + 5) if turn == 2 else (turn + 1, slot + 2)
-    grid = _repeated([[slot % PERIOD for slot in row] for row in block], m + 4 * p)
-    return _from_letters(_first(_pulled(grid), m), whole=True)
+    grid = _repeated([[slot % PERIOD for slot in row] for row in block], m)
+    return _from_letters(_pulled([[" "] * PERIOD + row for row in grid]), whole=True)
 
 
 def _first(grid: Grid, m: int) -> Grid:

@@ -7,6 +7,7 @@ import re
 import time
 from fractions import Fraction
 
+import published_orders as others
 import pytest
 from conftest import EVERY, LONG, WITH_LONG
 from support.quick_schedules import NAMES
@@ -147,6 +148,13 @@ def test_groups_below_a_microbatch_a_rank_hold_less(group, makespan, stashes):
     timeline = simulate_table(build("interleaved", 8, 32, Options(group=group)), times)
     assert timeline.makespan == makespan
     assert max(map(timeline.peak_in_flight, range(8))) == stashes
+
+
+def test_1f1b_v_is_sail_sgs_op_for_op():
+    for p in range(2, 8):
+        for m in sizes(p):
+            rows = build("1f1b-v", p, m).ranks
+            assert [[(a.kind, a.stage, a.index) for a in row] for row in rows] == others.v_1f1b(p, m), (p, m)
 
 
 def test_too_small_groups_are_refused():
