@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -145,10 +147,21 @@ def _machine(gpu: str, own: MachineFile | None) -> MachineFile:
     return known_machine(gpu)
 
 
+def _with_cards(machine: MachineFile, gbit: float | None) -> MachineFile:
+    """Return the machine whose nodes have cards of so many Gbit/s, of which as large a share is reached."""
+    if not gbit:
+        return machine
+    links, peak = machine.links, gbit / 8 * 1e9 / machine.ranks_per_node
+    between = msgspec.structs.replace(
+        links.between, peak=peak, sustained=links.between.sustained * peak / links.between.peak
+    )
+    return msgspec.structs.replace(machine, links=msgspec.structs.replace(links, between=between))
+
+
 def _row(name: str, fields: Mapping[str, str], own: MachineFile | None) -> Row:
     convention = convention_of(fields["system"])
     assumed: dict[str, str] = {}
-    machine = _machine(fields["gpu_type"], own)
+    machine = _with_cards(_machine(fields["gpu_type"], own), number_in(fields, "node_gbit"))
     model = model_in(fields, assumed)
     layouts = layouts_in(fields, model, convention, assumed)
     for layout in layouts:

@@ -101,7 +101,8 @@ def layouts_in(
     precision = fields.get("precision", "")
     layout = StepLayout(
         ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, model, tp, ep, ranks // pp),
-        chunks=chunks, zero=zero, schedule=schedule, compute=_dtype(fields),
+        chunks=chunks, zero=zero, sharded=_shards(fields), schedule=schedule,
+        compute=_dtype(fields),
         flash=_flag(fields, "flash", convention.flash, assumed),
         fused=convention.fused or "compile" in precision,
         sequence_parallel=_sequence_parallel(fields, convention, tp),
@@ -109,7 +110,7 @@ def layouts_in(
         gradient_bytes=convention.wire_bytes,
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
         stages=_even_stages(len(model.blocks), pp * chunks, convention.ends_count), again=convention.again,
-        dispatch=_dispatch(fields, convention), padded=convention.padded,
+        dispatch=_dispatch(fields, convention), awaits=_awaits(fields, convention),
         hides_dispatch="overlap" in fields.get("dispatcher", "").lower(),
         narrow_gathers=convention.narrow_gathers,
     )  # fmt: skip
@@ -298,6 +299,20 @@ def _dispatch(fields: Mapping[str, str], convention: Convention) -> str:
     if text:
         return "allgather" if "allgather" in text else "alltoall"
     return convention.dispatch
+
+
+def _shards(fields: Mapping[str, str]) -> int:
+    """Return how many ranks share the state of ZeRO; 0: all data ranks."""
+    return count_in(fields, "dp_shard") or 0
+
+
+def _awaits(fields: Mapping[str, str], convention: Convention) -> float:
+    """Return what a host waits for: kernels that bring rows once to a rank tell it less often, and experts
+    that drop tokens have as many rows each.
+    """
+    dropping = "drop" in fields.get("model", "").lower()
+    alltoall = _dispatch(fields, convention) == "alltoall" and not dropping
+    return convention.awaits if alltoall else min(convention.awaits, 1.0)
 
 
 def _flag(fields: Mapping[str, str], key: str, default: bool, assumed: dict[str, str]) -> bool:

@@ -218,7 +218,7 @@ class Experts(Layer):
         return LOCAL, Traffic((*rows.forward[:1], *statistics, *rows.forward[1:]), rows.backward)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
-        return experts_work(layout, self.width, self.settings, load)
+        return experts_work(layout, self.width, self.settings, load, biased=self.biased)
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.experts import ExpertMixture  # torch

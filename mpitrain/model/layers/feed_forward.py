@@ -119,8 +119,9 @@ class FeedForward(Layer):
         return sublayer(sizes, self.width, normed=normed, num_after=local_items)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
-        dropped = bool(self.dropout)
-        return feed_forward_work(layout, self.width, self.ffn, gated=self.gated, dropped=dropped)
+        return feed_forward_work(
+            layout, self.width, self.ffn, gated=self.gated, biased=self.biased, dropped=bool(self.dropout)
+        )
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.feed_forward import FeedForwardSegment  # torch

@@ -5,7 +5,9 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.work import AttentionCore, MessageVolume, PartWork, Product, Volumes
 
 
-def experts_work(layout: StepLayout, width: int, experts: ResolvedExperts, load: float) -> PartWork:
+def experts_work(
+    layout: StepLayout, width: int, experts: ResolvedExperts, load: float, *, biased: bool = False
+) -> PartWork:
     """Return the work of a block's experts on a rank that has `load` times the mean of rows.
 
     width: of the residual stream. experts: resolved.
@@ -31,6 +33,8 @@ def experts_work(layout: StepLayout, width: int, experts: ResolvedExperts, load:
         + rows * hidden * layout.item * 3
         + 9 * tokens * width * layout.item
         + 6 * tokens * experts.count * 4
+        # a bias becomes rows, after what opens; that of the last product is weighted, too
+        + biased * rows * (8 * hidden + 6 * width) * layout.item
     )
     sent = _dispatched(layout, experts, tokens * width * layout.item, load)
     if layout.etp > 1:
@@ -40,11 +44,11 @@ def experts_work(layout: StepLayout, width: int, experts: ResolvedExperts, load:
             MessageVolume("reduce_scatter", "etp", gathered),
         )
         sent = (*sent[:1], *inside, *sent[1:])
-    kernels = 2 * min(local, 8) + 24
+    kernels = 2 * min(local, 8) + 24 + 7 * biased
     kept = _kept(layout, width, experts, tokens)
     # the host reads how many rows each expert gets, unless that is fixed; each has two products,
     # with their casts and copies
-    awaited = 0 if layout.padded else 6 * local + 60
+    awaited = round(layout.awaits * (6 * local + 60))
     return PartWork(tuple(products), AttentionCore(), passes, kernels, sent, sent, kept=kept, awaited=awaited)
 
 

@@ -54,8 +54,9 @@ class StepLayout(NamedTuple):
     stages: blocks of each, as pipeline.stages; None: balanced.
     longest: microbatches of the data rank that has most; 0: all have as many.
     expert_load: as stated or replayed; None: as it is estimated for a machine. capacity: rows that an
-    expert takes of a rank's, over the mean; 0: all. padded: each expert gets as many rows, so that
-    no host waits for their number.
+    expert takes of a rank's, over the mean; 0: all. awaits: how long a host
+    takes for each kernel that it launches after it has waited for the number of experts' rows, over a
+    launch; 0: their number is fixed.
     """
 
     ranks: int
@@ -95,7 +96,7 @@ class StepLayout(NamedTuple):
     gather: str = "auto"
     expert_load: ExpertLoad | None = None
     capacity: float = 0.0
-    padded: bool = False
+    awaits: float = 1.0
     longest: int = 0
 
     @property

@@ -137,7 +137,7 @@ def attention_work(
 
 
 def feed_forward_work(
-    layout: StepLayout, width: int, ffn: int, *, gated: bool, dropped: bool = False
+    layout: StepLayout, width: int, ffn: int, *, gated: bool, biased: bool = False, dropped: bool = False
 ) -> PartWork:
     """Return the work of a dense feed-forward, around the residual stream of a width."""
     n = layout.positions
@@ -145,7 +145,7 @@ def feed_forward_work(
     opened = 2 if gated else 1
     products = (Product(n, opened * hidden, width), Product(n, width, hidden))
     activated = n * hidden * layout.item * (opened + 1) * (1 if layout.fused else 2)
-    passes = activated + (5 if layout.fused else 9) * stream_bytes(layout, width)
+    passes = activated + ((5 if layout.fused else 9) + 2 * biased) * stream_bytes(layout, width)
     whole = n * width * layout.item
     forward, backward = around(layout, whole, whole)
     norm = normed_bytes(layout, width)

@@ -21,6 +21,7 @@ from mpitrain.optim.optimizers.muon import MUON
 from mpitrain.optim.protocol import OptimizerParts
 from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.declared import work
+from mpitrain.plan.declared.expert_work import experts_work
 from mpitrain.plan.declared.parameters import ROWS, Shard, matrix
 from mpitrain.plan.declared.published import PUBLISHED, find_published
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -192,6 +193,15 @@ def test_experts_of_all_ranks_meet_every_token_as_often_as_they_should():
     # a microbatch on each of dp = 16 replicas
     assert 64 * flops == 16 * 4096 * 8 * 2 * (3 * 4096 * 1536)
     assert router.m == 4096 // 4
+
+
+def test_biases_are_read_and_written():
+    """Of what rows of experts open, four numbers for each of both; of what they send back, six."""
+    layout = StepLayout(8, 4096, 8, ep=8)
+    model = public_model("gpt-oss-120b")
+    biased = works_of(model, layout, 1.0).kinds[0][1].pass_bytes
+    plain = experts_work(layout, 2880, model.config.experts, 1.0).pass_bytes
+    assert biased - plain == 4 * 4096 * (2 * 4 + 6) * 2880 * 2
 
 
 def test_attention_core_is_half_of_the_square():
@@ -459,6 +469,16 @@ def test_what_microbatches_sum_is_not_summed_again():
     keys = dict(ranks=32, sequence=4096, batch=32, overlapped=False)
     once, each = (predicted("llama3-8b", H100, zero=zero, **keys).exposed["dp"] for zero in (1, 2))
     assert each == pytest.approx(once, rel=0.1)
+
+
+def test_no_more_is_exposed_than_data_ranks_send():
+    """Of two blocks a stage, over slow links: half of it has nothing to hide under, and is counted once."""
+    slow = H100._replace(inside=1e8)
+    layout = StepLayout(64, 512, 64, pp=16)
+    model = public_model("llama3-8b")
+    sent = sum(state_seconds(layout, slow, max(weights_of_ranks(model, layout), key=sum)))
+    exposed = step.predict_step(model, layout, slow).exposed["dp"]
+    assert 0.9 * sent < exposed <= sent
 
 
 def test_a_layout_is_described_with_its_shards():

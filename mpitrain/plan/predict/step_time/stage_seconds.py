@@ -145,7 +145,7 @@ def part_of(
         lasts = seconds_here.inputs + exposed_backward.get("cp", 0.0)
         forward = _added(forward, exposed)
         backward = _added(backward, exposed_backward)
-        backward = _added(backward, {"tp": _exposed_regather(work, groups, machine, lasts)})
+        backward = _added(backward, {"tp": _exposed_regather(work, groups, layout, machine, lasts)})
     if layout.hides_dispatch and "ep" in forward and machine.sends_meanwhile:
         share = _exposed_dispatch(forward["ep"] + backward["ep"], computed)
         forward, backward = ({**way, "ep": share * way["ep"]} for way in (forward, backward))
@@ -231,16 +231,17 @@ def _exposed(
 
 
 def _exposed_regather(
-    work: PartWork, groups: Mapping[str, RankGroup], machine: MachineRates, computed: float
+    work: PartWork, groups: Mapping[str, RankGroup], layout: StepLayout, machine: MachineRates, under: float
 ) -> float:
     """Return the seconds of a gather for weight gradients that no computation hides.
 
-    computed: seconds of the gradients of inputs, and of waiting for cp's messages, under which a GPU
+    under: seconds of the gradients of inputs, and of waiting for cp's messages, under which a GPU
     sends. On a CPU, MPI moves nothing meanwhile. What a GPU's gather takes from them is in its sustained
     rates, which were fitted to published steps: most of these gather so.
     """
     took = sum(sent_seconds(each, groups, machine) for each in work.regathered)
-    return max(took - computed, 0.0) if machine.on_gpu else took
+    took *= 0.5 if layout.gathers_fp8 else 1.0
+    return max(took - under, 0.0) if machine.on_gpu else took
 
 
 def fetches_each(layout: StepLayout) -> bool:

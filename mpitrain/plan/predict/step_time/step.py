@@ -372,16 +372,16 @@ def state_exposed(
     gathered, reduced = state_seconds(layout, machine, most_weights(model, layout))
     gathered *= not fetches_each(layout)  # else microbatches have it
     reduced *= not layout.sums_each
-    sent = gathered + reduced
     ranks = _stages_by_rank(stages, layout)
     slowest = max(map(_microbatch_seconds, ranks))
     forward = max(sum(stage.forward for stage in held) for held in ranks)
     backward = max(sum(stage.inputs + stage.weights for stage in held) for held in ranks)
-    last = sent * layout.pp / (len(model.blocks) * copies_of(layout))
-    exposed = last + max(0.0, reduced + forward - slowest) + max(0.0, gathered + backward - slowest)
+    last = min(1.0, layout.pp / (len(model.blocks) * copies_of(layout)))
+    hiding = (reduced, slowest - forward), (gathered, slowest - backward)
+    exposed = sum(max(last * sent, sent - (1 - last) * computed) for sent, computed in hiding)
     if layout.overlapped and machine.sends_meanwhile:
         return exposed
-    return min(sent, max(exposed_share(layout, machine) * sent, exposed))
+    return max(exposed_share(layout, machine) * (gathered + reduced), exposed)
 
 
 def model_flops(model: StepModel, layout: StepLayout, halved: bool = True) -> float:
