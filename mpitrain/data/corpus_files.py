@@ -38,6 +38,7 @@ SUFFIX = "of another suffix"
 EMPTY = "empty"
 NO_FILE = "no files"
 AGAIN = "the same as a file before"
+FOLDER = "folders that a pattern matches beside files"
 LISTED = "listed by its folder"
 IN_VALIDATION = "in data.val_path, too"
 
@@ -80,8 +81,8 @@ def list_files(source: Source, path: Paths, key: str = "data.path") -> Listing:
 
     Hidden files and folders are left out.
     """
-    roots = _roots(source, path, key)
     left_out = defaultdict[str, list[str]](list)
+    roots = _roots(source, path, key, left_out)
     files: list[File] = []
     for root in roots:
         if not root.is_dir():
@@ -296,8 +297,11 @@ def named(path: Paths) -> str:
     return shown(path or "") if isinstance(path, (str, Path)) or path is None else listed(path)
 
 
-def _roots(source: Source, path: Paths, key: str = "data.path") -> list[Path]:
-    """Return the files and folders that the two settings mean, or say which of them is wrong."""
+def _roots(source: Source, path: Paths, key: str, left_out: dict[str, list[str]]) -> list[Path]:
+    """Return the files and folders that the two settings mean, or say which of them is wrong.
+
+    left_out: takes the folders that patterns match.
+    """
     if source.bundled:
         if path:
             found = f'{key} = "{named(path)}"'
@@ -308,7 +312,9 @@ def _roots(source: Source, path: Paths, key: str = "data.path") -> list[Path]:
     if not path:
         raise DataError(f'data.source = "{source.name}" needs {key}; set it to a file or a folder')
     names = [path] if isinstance(path, (str, Path)) else path
-    roots = [source.main(root) for name in _listed_names(names, key) for root in _matches(name, key)]
+    roots = [
+        source.main(root) for name in _listed_names(names, key) for root in _matches(name, key, left_out)
+    ]
     for root in roots:
         _stat(root)
         if not root.is_file() and not root.is_dir():
@@ -330,15 +336,18 @@ def _listed_names(names: Sequence[str | Path], key: str) -> Iterator[str | Path]
         yield from (line.strip() for line in lines if line.strip())
 
 
-def _matches(name: str | Path, key: str) -> list[Path]:
+def _matches(name: str | Path, key: str, left_out: dict[str, list[str]]) -> list[Path]:
     """Return what a path or a pattern means, sorted."""
     text = str(name)
     if not glob.has_magic(text) or is_there(text):
         return [Path(text)]
     found = [Path(each) for each in sorted(glob.glob(text, recursive=True))]
-    if any(each.is_file() for each in found):
+    if files := [each for each in found if not each.is_dir()]:
         # a/** matches folders besides what is in them
-        found = [each for each in found if not each.is_dir()]
+        within = {folder for file in files for folder in file.parents}
+        if others := [each.name for each in found if each.is_dir() and each not in within]:
+            left_out[FOLDER] += others
+        found = files
     if not found:
         raise DataError(f'{key} = "{shown(text)}" matches nothing; change the pattern')
     return found

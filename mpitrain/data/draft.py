@@ -220,6 +220,14 @@ class Draft:
         self._sync()
         return self._tokens.mapped(), self._ends.mapped()[:]
 
+    @property
+    def carries_loss(self) -> bool:
+        """Whether any token does, once all are complete."""
+        if not self._unscored.count:
+            return True
+        begins, lasts = self._unscored.mapped()[:].reshape(-1, 2).T
+        return int((lasts - begins).sum()) < self.count
+
     def close(self) -> None:
         for file in self._files:
             file.close()

@@ -130,6 +130,7 @@ def prepare_store(
     work = _work(corpus, tokenizer, encoder_of, report)
     work = work._replace(origin=of_content(work.origin))
     place = SharedFolder(shared, work.origin, work.listing, report.doing, work.begins)
+    new = [folder for folder in (place.path, place.path.parent) if not folder.exists()]
     try:
         place.path.mkdir(parents=True, exist_ok=True)
         with locked(place.path):
@@ -142,6 +143,10 @@ def prepare_store(
             place.note()
     except OSError as error:
         raise _unwritten(place.path, error, "data.tokens") from error
+    finally:
+        for folder in new:
+            with suppress(OSError):  # with something in it
+                folder.rmdir()
     return place.path
 
 
@@ -332,6 +337,8 @@ def _prepared(folder: Path, work: _Work, accept: Accept) -> Description:
         _encode(work, draft)
         _require_unchanged(work)
         tokens, ends = draft.complete()
+        if not draft.carries_loss:
+            raise DataError("data.path: no token carries loss, its loss masks are 0 everywhere; give others")
         made = draft.count, dtype.str, *draft.digests, draft.tally
         digest, runs = draft.unscored
         of_split = dict(copies_apart=True, conversations_whole=True)

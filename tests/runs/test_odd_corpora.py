@@ -149,6 +149,11 @@ READ = {
         [2, 3],
         path="x/**/*.txt",
     ),
+    "a pattern that matches a folder, too": text(
+        {"x/a.txt": b"a", "x/b.txt/c": b"c", "x/d.txt/e.txt": b"d"},
+        *((2, 2, 2, 3), "1 folders that a pattern matches beside files (b.txt)", [2, 3]),
+        path="x/**/*.txt",
+    ),
     "a list of a file and a folder": text(
         {"a/1": b"one", "b/2": b"two", "c": b"x"}, (2, 2, 4, 5), "nothing", [2, 5], path=("c", "a")
     ),

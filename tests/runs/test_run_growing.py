@@ -163,6 +163,8 @@ def test_what_is_wrong_with_a_growing_batch_is_refused_before_the_first_step(tmp
         ({"batch_lengths": "[[1,5]]"}, "data.sequence = 16 doesn't divide into rows of 5 tokens"),
         ({"batch_lengths": "[[1,2]]", "parallel_cp": 2}, "batch.lengths, rows of 2 tokens: "),
         ({"data_skip": "[[9,3]]"}, "data.skip: found [9, 3]"),
+        ({"data_skip": "[[0,5],[3,8]]"}, "data.skip: found [0, 5], [3, 8]"),
+        ({"data_skip": f"[[0,{2**63 - 1}]]"}, "data.skip: found [0, "),
     ):
         keys = {"batch_global": 8, "run_steps": 5, **keys}
         done = run(

@@ -59,6 +59,8 @@ from mpitrain.schedules.catalog import chunks_of
 from mpitrain.schedules.limits import MOST_FORWARDS
 from mpitrain.schedules.table import Table
 
+MOST_SEQUENCES = 2**62  # of an order: places after skipped ones are of 64 bits
+
 
 def resolve(config: Config, ranks: JobRanks | int, vocab: int, needed: int | None = None) -> ResolvedConfig:
     """Fill in what was left open, for a job's ranks and a tokenizer of `vocab` tokens, and check that
@@ -366,12 +368,14 @@ def _largest_dp(num_ranks: int, pp: int, config: Config, layers: int) -> int:
 
 
 def _refuse_skip(data: Data) -> None:
-    """Refuse ranges of data.skip that are empty, or out of order."""
-    numbers = [number for pair in data.skip for number in pair]
-    if any(one >= other for one, other in itertools.pairwise(numbers)):
+    """Refuse ranges of data.skip that are empty, overlap, are out of order, or end beyond all orders."""
+    empty = any(first >= end for first, end in data.skip)
+    overlap = any(end > first for (_, end), (first, _) in itertools.pairwise(data.skip))
+    if empty or overlap or any(end > MOST_SEQUENCES for _, end in data.skip):
         found = ", ".join(f"[{first}, {end}]" for first, end in data.skip)
         raise ConfigError(
-            f"data.skip: found {found}; give the first sequence and the one after the last, in their order"
+            f"data.skip: found {found}; give the first sequence and the one after the last, up to 2**62, in "
+            "their order"
         )
 
 

@@ -3,13 +3,15 @@
 import gzip
 import importlib.util
 import struct
+from contextlib import nullcontext
 
 import corpus_formats as formats
 import numpy as np
 import pytest
 
 from mpitrain.data.corpus import Corpus
-from mpitrain.data.preparation import Reporter, prepare
+from mpitrain.data.encoding import LocalEncoder
+from mpitrain.data.preparation import QUIET, Reporter, prepare, prepare_store
 from mpitrain.data.tokenizer import load_tokenizer
 from mpitrain.data.tokens import describe, open_ends, open_tokens, open_unscored
 from mpitrain.errors import DataError
@@ -92,6 +94,17 @@ def test_a_loss_mask_is_kept(folder, tmp_path):
         kept[begin:end] = False
     assert kept.tolist() == scored[:-1]
     assert describe(tmp_path / "a").content.count("-") == 2
+
+
+def test_masks_that_are_0_everywhere_are_refused(folder, tmp_path):
+    """A run would skip every step."""
+    path = formats.datatrove(folder, DOCUMENTS, [0] * sum(len(document) + 1 for document in DOCUMENTS))
+    with pytest.raises(DataError, match="no token carries loss, its loss masks are 0 everywhere"):
+        prepared(tmp_path / "a", "datatrove", path)
+    work = Corpus("datatrove", path), BYTES, tmp_path / "new" / "store"
+    with pytest.raises(DataError, match="no token carries loss"):
+        prepare_store(*work, report=QUIET, encoder_of=lambda x, _: LocalEncoder(x), locked=nullcontext)
+    assert not (tmp_path / "new" / "store").exists() and not any((tmp_path / "a").iterdir())
 
 
 # ---------------------------------------------------------------- damage
