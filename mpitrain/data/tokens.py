@@ -198,7 +198,8 @@ def _opened(file: Path, dtype: np.dtype, count: int, read: str) -> Tokens:
     try:
         return open_numbers(file, dtype, count, read)
     except (DataError, OSError) as error:
-        wrong = f"{file} cannot be read: {error.strerror}" if isinstance(error, OSError) else error
+        is_unreadable = isinstance(error, OSError)
+        wrong = f"{file} cannot be read: {error.strerror}" if is_unreadable else error.args[0]
         raise DataError(f"{wrong}; remove {DESCRIPTION} beside it and start again") from error
 
 

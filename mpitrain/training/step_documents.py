@@ -15,7 +15,7 @@ from mpitrain.data.batch_sizes import BatchSizes
 from mpitrain.data.corpus import corpus_of
 from mpitrain.data.corpus_files import named
 from mpitrain.data.mixture import batch_slots, places_after_skips
-from mpitrain.data.permutation import FEISTEL, SORTED
+from mpitrain.data.permutation import FEISTEL, MOST_WINDOWS, SORTED
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
 from mpitrain.data.tokens import describe, open_ends, open_tokens
 from mpitrain.errors import CheckpointError, ConfigError, DataError
@@ -122,10 +122,13 @@ class StepDocuments:
                 last = max(last, known or 0)
                 if known == step:
                     read = number_in(line, "read")
-                    return step * batch - batch if read is None else read // sequence - batch
-        raise ConfigError(
-            f"--step {step}: {shown(self.rundir.path)} has done steps 1 to {last}; give one of these"
-        )
+                    first = step * batch - batch if read is None else read // sequence - batch
+                    if not 0 <= first < MOST_WINDOWS:
+                        where = shown(self.rundir.metrics)
+                        raise DataError(f"{where}: by step {step} {read} tokens were read: it is damaged")
+                    return first
+        done = f"has done steps 1 to {last}; give one of these" if last else "has done no step yet"
+        raise ConfigError(f"--step {step}: {shown(self.rundir.path)} {done}")
 
     def _parts(self, begin: int, end: int) -> Iterator[DocumentPart]:
         """Yield the parts of documents that lie between two tokens of tokens.bin."""

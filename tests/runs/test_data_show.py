@@ -67,7 +67,12 @@ def test_lines_name_the_place_and_refuse_steps_that_are_not_done(tmp_path):
     for words, message in (
         (("--step", "2"), "--step 2: "),
         (("--step", "1", "--rank", "1"), "--rank 1: "),
+        (("--step", "5"), "by step 5 -7 tokens were read: it is damaged"),
+        (("--step", "6"), "tokens were read: it is damaged"),
     ):
+        if words[1] == "5":
+            lines = f'{{"step": 5, "read": -7}}\n{{"step": 6, "read": {10**30}}}\n'
+            (tmp_path / "run" / "metrics.jsonl").write_text(lines)
         done = mpirun(1, MPITRAIN, "data", "show", str(tmp_path / "run"), *words)
         assert done.returncode == 2 and message in done.output, tail(done.output)
 
