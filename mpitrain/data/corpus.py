@@ -128,9 +128,9 @@ def all_documents(
             damages.add(f"{shown(error.filename or file.path)} cannot be read: {error.strerror}")
         problems += damages.description
     if problems:
-        raise refused(problems, source.advice.format(text_key=shown(corpus.text_key)))
+        raise refused(problems, source.advice.format(text_key=shown(corpus.text_key)), corpus.key)
     if not found:
-        raise no_text(source, corpus.path, listing.left_out)
+        raise no_text(source, corpus.path, listing.left_out, corpus.key)
 
 
 def list_parts(corpus: Corpus, each: Callable[[str], object]) -> tuple[Listing, list[int]]:

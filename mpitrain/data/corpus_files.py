@@ -277,8 +277,8 @@ def refused(problems: Sequence[str], advice: str, key: str = "data.path") -> Dat
     return DataError(f"{key}: {many}{'; '.join(problems[:8])}{more}; {advice}")
 
 
-def unreadable(file: str | Path, reason: str) -> DataError:
-    return DataError(f"data.path: {shown(file)} cannot be read: {reason}; change data.path or the file")
+def unreadable(file: str | Path, reason: str, key: str = "data.path") -> DataError:
+    return DataError(f"{key}: {shown(file)} cannot be read: {reason}; change {key} or the file")
 
 
 def no_text(
@@ -316,7 +316,7 @@ def _roots(source: Source, path: Paths, key: str, left_out: dict[str, list[str]]
         source.main(root) for name in _listed_names(names, key) for root in _matches(name, key, left_out)
     ]
     for root in roots:
-        _stat(root)
+        _stat(root, key)
         if not root.is_file() and not root.is_dir():
             raise DataError(f'{key} = "{shown(root)}" is neither a file nor a folder; set it to one')
     return roots
@@ -390,10 +390,10 @@ def _identity(folder: Path) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _stat(file: Path) -> os.stat_result:
+def _stat(file: Path, key: str = "data.path") -> os.stat_result:
     try:
         return file.stat()
     except OSError as error:
-        raise unreadable(file, error.strerror) from error
+        raise unreadable(file, error.strerror, key) from error
     except ValueError:  # NUL
-        raise unreadable(file, "no file can have this name") from None
+        raise unreadable(file, "no file can have this name", key) from None

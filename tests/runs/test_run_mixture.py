@@ -79,7 +79,8 @@ def test_a_mixture_has_the_same_bits_after_restarts_and_on_another_layout(tmp_pa
 
 def test_what_is_wrong_with_a_mixture_is_refused(tmp_path):
     for change, message in (
-        (('jsonl"', 'nothing"'), "nothing cannot be read: "),
+        (('jsonl"', 'nothing"'), "data.sources: "),
+        (('jsonl"', 'nothing"'), "nothing cannot be read: No such file or directory; change data.sources"),
         (('jsonl"', 'megatron"'), "every file is among those of a source before"),
         (("[data]", '[data]\npath = "x"'), "data.path has no use with data.sources"),
         (("weight = [[1, 1], [4, 3]]", "wait = 1"), "wait"),
