@@ -148,9 +148,6 @@ class Seconds(NamedTuple):
     def plus(self, other: "Seconds") -> "Seconds":
         return Seconds(*(a + b for a, b in zip(self, other)))
 
-    def times(self, factor: float) -> "Seconds":
-        return Seconds(*(factor * each for each in self))
-
 
 def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -> Seconds:
     """Return what a part computes, in seconds; never less than its kernels take to be launched."""
