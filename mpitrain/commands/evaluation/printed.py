@@ -54,7 +54,7 @@ def _require_files(request: EvaluationRequest) -> None:
 
 def table(result: Mapping[str, Any]) -> str:
     """Return a result in lines."""
-    context = f"context {result['context']} tokens"
+    context = f"context {counted(result['context'], 'tokens')}"
     shots = f", {counted(result['shots'], 'examples')} before each" * bool(result["shots"])
     lines = [f"step {result['step']}, {context}, stride {result['stride']}{shots}"]
     for name, numbers in result.get("data", {}).items():

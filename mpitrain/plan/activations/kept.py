@@ -6,7 +6,7 @@ is held is counted in actor/memory_meter.py.
 """
 
 from collections.abc import Collection
-from functools import cached_property
+from functools import cache, cached_property
 
 from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of
 from mpitrain.plan.division.sequence import OF_KIND, SequencePlacement
@@ -24,11 +24,11 @@ class Activations:
         self.blocks = range(len(stage.blocks))
         self.offloaded = offloaded or self.config.memory.offload in ("activations", "all")
         # computed once: a program asks again for each microbatch and part. By id: the stage holds its layers
-        self._kept: dict[tuple[int, int], int] = {}
-        self._kept_from: dict[tuple[int, int], int] = {}
+        self._layer_bytes: dict[tuple[int, int], int] = {}
         self._left: dict[int, int] = {}
-        self._left_by_parts: dict[tuple[int, int | None], int] = {}
         self._working: dict[int, Working] = {}
+        self.kept = cache(self._kept)
+        self.left = cache(self._left_of)
 
     @cached_property
     def sent(self) -> "Activations":
@@ -38,9 +38,9 @@ class Activations:
     def kept_by(self, layer: Layer, segment: int) -> int:
         """Return what one layer's forward of a segment leaves."""
         key = id(layer), segment
-        if key not in self._kept:
-            self._kept[key] = layer.kept(self.sizes, segment)
-        return self._kept[key]
+        if key not in self._layer_bytes:
+            self._layer_bytes[key] = layer.kept(self.sizes, segment)
+        return self._layer_bytes[key]
 
     def left_by(self, layer: Layer) -> int:
         """Return what one layer's I leaves for its W."""
@@ -54,18 +54,13 @@ class Activations:
             self._working[id(layer)] = layer.working(self.sizes)
         return self._working[id(layer)]
 
-    def kept(self, segment: int = 0, first: int = 0) -> int:
+    def _kept(self, segment: int = 0, first: int = 0) -> int:
         """Return what the forward of a segment leaves on the device.
 
         first: of the parts of the stage, in the order of the backward, the first that has anything:
         others are still to be walked by the forward, or were walked by the backward. What all
         blocks share is there all the time.
         """
-        if (segment, first) not in self._kept_from:
-            self._kept_from[segment, first] = self._kept_of(segment, first)
-        return self._kept_from[segment, first]
-
-    def _kept_of(self, segment: int, first: int) -> int:
         blocks = [block for part in self.stage.parts[first:] for block in part]
         inner = 0 if self.offloaded else self._inner(segment, blocks)
         history = self._history() if self.segments > 1 else 0  # for later segments
@@ -80,7 +75,7 @@ class Activations:
         """Return what it leaves in host memory instead."""
         return self._inner(segment, self.blocks) if self.offloaded else 0
 
-    def left(self, first: int = 0, end: int | None = None) -> int:
+    def _left_of(self, first: int = 0, end: int | None = None) -> int:
         """Return what a backward for inputs (I) leaves for the one for weights (W).
 
         Factors of products, and gradients of vectors.
@@ -88,11 +83,6 @@ class Activations:
         first, end: of the parts of the stage, those that I has walked, and W hasn't; None: to the
         last.
         """
-        if (first, end) not in self._left_by_parts:
-            self._left_by_parts[first, end] = self._left_of(first, end)
-        return self._left_by_parts[first, end]
-
-    def _left_of(self, first: int, end: int | None) -> int:
         blocks = [block for part in self.stage.parts[first:end] for block in part]
         specs = self.stage.specs(self.stage.shard(0))
         of_vectors = (

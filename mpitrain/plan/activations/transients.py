@@ -10,7 +10,7 @@ A group is what is recomputed together: one block with memory.recompute = "full"
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
@@ -36,18 +36,12 @@ class Transients:
         self.formulas = formulas
         self.stage = formulas.stage
         self.sizes = formulas.sizes
-        self._found: dict[tuple[str, int, int | None], Inside] = {}
+        self.of = cache(self._of)  # asked again for each microbatch
 
-    def of(self, kind: str, segment: int, part: int | None) -> Inside:
+    def _of(self, kind: str, segment: int, part: int | None) -> Inside:
         """Return what a computation (F, B, I, W or R) of a segment of a microbatch holds, all of the
         microbatch's counted.
         """
-        key = kind, segment, part
-        if key not in self._found:
-            self._found[key] = self._of(kind, segment, part)
-        return self._found[key]
-
-    def _of(self, kind: str, segment: int, part: int | None) -> Inside:
         if kind == "W":
             return Inside(self.formulas.left(), self.formulas.left() + self._product(self.stage.blocks))
         count = len(self.stage.parts)

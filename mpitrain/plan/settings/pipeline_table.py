@@ -239,14 +239,10 @@ def _read(name: str) -> Table:
 
 
 def _options(pipeline: Pipeline, family: ScheduleFamily) -> Options:
+    keys = ("group", "segments", "memory_limit", "weight_memory", "recompute", "offload")
     return Options(
         chunks=pipeline.chunks if family.placed == "looped" else None,
-        group=pipeline.group,
-        segments=pipeline.segments,
         times=Times(*pipeline.times) if pipeline.times else None,
         stage_times=tuple(StageTimes(*one) for one in pipeline.stage_times) if pipeline.stage_times else None,
-        memory_limit=pipeline.memory_limit,
-        weight_memory=pipeline.weight_memory,
-        recompute=pipeline.recompute,
-        offload=pipeline.offload,
+        **{key: getattr(pipeline, key) for key in keys},
     ).strict()
