@@ -243,6 +243,10 @@ def run(request: RunRequest) -> int:
         key = {"steps": "run.steps", "machine": "run.machine"}.get(name)
         instead = f"use --set {key}={shown(chosen[name])}" if key else f"leave --{name} out"
         raise ConfigError(f"--{name} does nothing without --dry-run; add it, or {instead}")
+    if request.calibrate is not None:
+        from mpitrain.planner.calibration_file import require_name
+
+        require_name(request.calibrate)  # before a corpus is tokenized
     return _train(request=request, record=record)
 
 
@@ -663,17 +667,17 @@ def make_plan(request: PlanRequest) -> int:
 
     mpitrain plan backtest ROWS.csv predicts published step times and prints the errors.
     """
-    from mpitrain.commands.plan.plan_command import answer
+    from mpitrain.commands.plan.plan_command import answer, require_measurable
 
     if not request.measure:
         _answer(answer(request))
         return 0
-    return _measure_layouts(request=request)
+    return _measure_layouts(request=require_measurable(request))
 
 
 @guarded_command
 def _measure_layouts(guard: "Guard", request: PlanRequest) -> int:
-    from mpitrain.commands.plan.plan_command import measure
+    from mpitrain.commands.plan.measured_steps import measure  # torch
 
     return measure(request, guard, _say)
 

@@ -34,7 +34,7 @@ class Name(click.Path):
 
     def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> str:
         if value == "":
-            argument = param.metavar or param.name.upper()
+            argument = (param.metavar or param.name.upper()).strip("[]")
             what = param.opts[0] if isinstance(param, click.Option) else argument
             raise ConfigError(f"{what} is empty; give one{', or leave it out' * (not param.required)}")
         return super().convert(value, param, ctx)
@@ -69,7 +69,12 @@ NAME = Name()
 
 
 def option(words: str, *names: str, **settings: Any) -> Any:
-    """Declare a field as an option. names: as typed, if not that of the field."""
+    """Declare a field as an option. names: as typed, if not that of the field.
+
+    A text that may be left out isn't empty: then a variable of a script isn't set.
+    """
+    if not settings.keys() & {"type", "default", "multiple", "is_flag"}:
+        settings["type"] = NAME
     absent = () if settings.get("multiple") else False if settings.get("is_flag") else None
     declared = {"names": names, "settings": {"help": words, **settings}}
     return field(default=settings.get("default", absent), metadata=declared)

@@ -76,7 +76,7 @@ class GenerateRequest:
     """`mpitrain generate`."""
 
     run_dir: str = argument(type=NAME)
-    prompt: str | None = option("Text to continue.")
+    prompt: str | None = option("Text to continue.", type=str)
     prompts: str | None = option(
         'One prompt per line, or .jsonl objects with a "prompt"; prints one object per prompt.',
         metavar="FILE",

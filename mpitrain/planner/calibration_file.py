@@ -20,6 +20,12 @@ MOST_NAME = 150  # characters of a machine's name that are kept
 MOST_COMMENTS = 200  # lines that are kept, the newest
 
 
+def require_name(path: str) -> None:
+    """Raise ConfigError for a name that no machine's file has."""
+    if not path.endswith(".toml"):
+        raise ConfigError(f"--calibrate {shown(path)}: found another name; needed one that ends with .toml")
+
+
 class LoggedChange(NamedTuple):
     """A machine before it was calibrated, when that was, and by which run."""
 
@@ -38,8 +44,7 @@ class CalibrationFile(NamedTuple):
     def require(path: str, machine: str) -> "CalibrationFile":
         """Return the file; machine: run.machine. Raises ConfigError for one that a run must not write."""
         name = f"--calibrate {shown(path)}"
-        if not path.endswith(".toml"):
-            raise ConfigError(f"{name}: found another name; needed one that ends with .toml")
+        require_name(path)
         file = Path(path)
         try:
             found = file.stat() if file.exists() else None

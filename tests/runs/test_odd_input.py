@@ -85,6 +85,7 @@ def test_an_empty_name_is_no_name(tmp_path, command):
     ("words", "message"),
     [
         (("run", ""), "CONFIG is empty; give one, or leave it out"),
+        (("plan", "--ranks", "2", "--machine", ""), "--machine is empty; give one, or leave it out"),
         (("eval", ""), "RUN is empty; give one"),
         (("report", ".", "--out", ""), "--out is empty; give one, or leave it out"),
         (("export", ".", "--to", ""), "--to is empty; give one"),

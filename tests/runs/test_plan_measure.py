@@ -43,7 +43,7 @@ def test_a_pipeline_with_experts_over_ranks_takes_steps():
     [
         pytest.param(("--node-hours", "9"), "--node-hours does nothing without --tokens", marks=LONG),
         pytest.param(("--json",), "--measure does nothing with --json; leave it out", marks=LONG),
-        (("--ranks", "3"), "--ranks 3 with --measure: found 2 started ranks; leave --ranks out"),
+        (("--ranks", "3"), "--ranks 3 with --measure: found 2 ranks started; leave --ranks out"),
         pytest.param(("--machine", "no-such"), "machine no-such: found no such machine", marks=LONG),
         pytest.param(("--set", "parallel.tp=3"), "parallel.tp = 3", marks=LONG),
     ],

@@ -19,6 +19,7 @@ from mpitrain.cluster.guard import Guard
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
+from mpitrain.commands.plan.plan_variants import counts_of as ranks_in
 from mpitrain.commands.plan.planner import TOP, PlanAnswer, find_layouts
 from mpitrain.commands.requests import PlanRequest
 from mpitrain.config import Config
@@ -47,11 +48,9 @@ class ToMeasure(NamedTuple):
     predicted_s: float
 
 
-def measure(asked: PlanRequest, ranks: int, guard: Guard, say: Callable[[str], None]) -> int:
-    """Plan on rank 0, have all ranks take steps, and print both. Collective over all ranks.
-
-    ranks: as typed; 0: not given.
-    """
+def measure(asked: PlanRequest, guard: Guard, say: Callable[[str], None]) -> int:
+    """Plan on rank 0, have all ranks take steps, and print both. Collective over all ranks."""
+    ranks = 0 if asked.ranks is None else ranks_in(asked.ranks)[0]
     world = guard.connect(may_be_alone=True)
     world.on_every_rank("checking --ranks", lambda: _require_ranks(ranks, world.size))
     count = asked.measure or 0
@@ -89,7 +88,9 @@ def measure(asked: PlanRequest, ranks: int, guard: Guard, say: Callable[[str], N
 
 def _require_ranks(asked: int, started: int) -> None:
     if asked not in (0, started):
-        raise ConfigError(f"--ranks {asked} with --measure: found {started} started ranks; leave --ranks out")
+        raise ConfigError(
+            f"--ranks {asked} with --measure: found {counted(started, 'ranks')} started; leave --ranks out"
+        )
 
 
 def _planned_here(answer: PlanAnswer, count: int) -> tuple[str, list[ToMeasure], MachineRates]:

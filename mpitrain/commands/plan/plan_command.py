@@ -1,9 +1,6 @@
 """`mpitrain plan` and its back-test: read what was typed, refuse what does nothing."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpitrain.commands.declared_options import options_given, refuse_options
 from mpitrain.commands.plan.backtest import backtest
@@ -11,12 +8,9 @@ from mpitrain.commands.plan.plan_variants import counts_of
 from mpitrain.commands.plan.planner import make_plan, scaling
 from mpitrain.commands.plan.timeline_file import require_timeline
 from mpitrain.commands.requests import PlanRequest
-from mpitrain.errors import ConfigError
-from mpitrain.inputs import shown
+from mpitrain.errors import ConfigError, nearest
+from mpitrain.inputs import is_there, shown
 from mpitrain.plan.declared.family import presets
-
-if TYPE_CHECKING:
-    from mpitrain.cluster.guard import Guard
 
 BACKTEST = "backtest"
 OF_BACKTEST = {"--out", "--json", "--machine"}
@@ -54,24 +48,25 @@ def _refuse_idle(request: PlanRequest) -> None:
 def _with_preset(request: PlanRequest) -> PlanRequest:
     """Return the request; a preset's name stands for model.preset."""
     preset = request.config
-    if preset is None or Path(preset).exists() or preset not in presets():
+    if preset is None or is_there(preset):
+        return request
+    if preset not in presets():
+        if near := nearest(preset.rpartition("/")[2].lower(), presets()):
+            raise ConfigError(f"{shown(preset)}: found no such file or preset; did you mean {near}?")
         return request
     return replace(request, config=None, overrides=(f"model.preset={preset}", *request.overrides))
 
 
-def measure(request: PlanRequest, guard: "Guard", say: Callable[[str], None]) -> int:
-    """Plan, and measure the first layouts. Collective over all ranks; returns the exit code."""
+def require_measurable(request: PlanRequest) -> PlanRequest:
+    """Return the request of --measure with its model. Raises ConfigError, before ranks meet."""
     if request.config == BACKTEST or request.json:
         raise ConfigError(
             f"--measure does nothing with {'--json' if request.json else BACKTEST}; leave it out"
         )
     _refuse_idle(request)
-    from mpitrain.commands.plan.measured_steps import measure as measured  # torch
-
-    counts = counts_of(request.ranks or "1")
-    if len(counts) > 1:
+    if request.ranks is not None and len(counts_of(request.ranks)) > 1:
         raise ConfigError(f"--measure {SEVERAL}")
-    return measured(_with_preset(request), counts[0] if request.ranks else 0, guard, say)
+    return _with_preset(request)
 
 
 def _backtest(request: PlanRequest) -> str:

@@ -29,8 +29,8 @@ def resolve_recovery(recovery: RecoveryTable, ranks: JobRanks) -> RecoveryTable:
         partner = ranks.node_ranks if ranks.num_nodes > 1 else 0
     if partner and (ranks.size % partner or partner == ranks.size):
         raise ConfigError(
-            f"recovery.partner = {partner} of {ranks.size} ranks: found no whole number of nodes above 1, "
-            'each of so many ranks; use "auto", or 0 for none'
+            f"recovery.partner = {partner} of {counted(ranks.size, 'ranks')}: found no whole number of "
+            'nodes above 1, each of so many ranks; use "auto", or 0 for none'
         )
     return msgspec.structs.replace(recovery, partner=partner)
 

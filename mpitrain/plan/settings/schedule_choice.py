@@ -55,10 +55,10 @@ def _chosen(pipeline: Pipeline, layout: ResolvedConfig) -> Pipeline:
         return _with_choice(pipeline, layout, _choose(pipeline, layout))
     family = schedule_of(pipeline.schedule)
     if "times" not in family.takes:
-        takes = " and ".join(name for name, one in catalog.FAMILIES.items() if "times" in one.takes)
+        takes = ", ".join(name for name, one in catalog.FAMILIES.items() if "times" in one.takes)
         raise ConfigError(
             f"pipeline.trace has no effect on {pipeline.schedule}, which plans with no times; use "
-            f'pipeline.schedule = "{AUTO}", or {takes}'
+            f'pipeline.schedule = "{AUTO}", or one of {takes}'
         )
     plan = _plan(pipeline, layout)
     chunks = catalog.chunks_of(pipeline.schedule, pipeline.chunks, family)
