@@ -27,17 +27,26 @@ INTEGERS = 2**31 - 1  # larger ones mean nothing here
 T = TypeVar("T")
 
 
-class Name(click.Path):
-    """A path. An empty one is refused: in a script it is a variable that isn't set, and not what is
+class GivenText(click.ParamType):
+    """A text. An empty one is refused: in a script it is a variable that isn't set, and not what is
     meant by leaving it out.
     """
+
+    name = "text"
 
     def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> str:
         if value == "":
             argument = (param.metavar or param.name.upper()).strip("[]")
             what = param.opts[0] if isinstance(param, click.Option) else argument
             raise ConfigError(f"{what} is empty; give one{', or leave it out' * (not param.required)}")
-        return super().convert(value, param, ctx)
+        return value
+
+
+class Name(click.Path):
+    """A path, which isn't empty."""
+
+    def convert(self, value: str, param: click.Parameter, ctx: click.Context) -> str:
+        return super().convert(TEXT.convert(value, param, ctx), param, ctx)
 
 
 class Finite(click.FloatRange):
@@ -65,16 +74,14 @@ class StepOrBest(click.ParamType):
 
 COUNT = click.IntRange(1, INTEGERS)
 RANKS = click.IntRange(1, MOST_RANKS)
+TEXT = GivenText()
 NAME = Name()
 
 
 def option(words: str, *names: str, **settings: Any) -> Any:
-    """Declare a field as an option. names: as typed, if not that of the field.
-
-    A text that may be left out isn't empty: then a variable of a script isn't set.
-    """
+    """Declare a field as an option. names: as typed, if not that of the field."""
     if not settings.keys() & {"type", "default", "multiple", "is_flag"}:
-        settings["type"] = NAME
+        settings["type"] = TEXT
     absent = () if settings.get("multiple") else False if settings.get("is_flag") else None
     declared = {"names": names, "settings": {"help": words, **settings}}
     return field(default=settings.get("default", absent), metadata=declared)

@@ -249,7 +249,7 @@ def test_the_machine_of_a_csv_is_written_and_planned_with(tmp_path):
 
 
 def test_rows_are_written_as_a_csv(tmp_path):
-    out = tmp_path / "rows.csv"
+    out = tmp_path / "found.csv"
     backtest(written(tmp_path, PLAIN, dict(PLAIN, id="y", iter_s="", mem_gb=20)), out=str(out))
     first, second = csv.DictReader(out.read_text().splitlines())
     assert first["id"] == "x" and float(first["measured_s"]) == 1.1 and float(first["gpu_s"]) > 0
@@ -259,7 +259,7 @@ def test_rows_are_written_as_a_csv(tmp_path):
 
 
 def test_options_of_the_back_test_are_typed(tmp_path):
-    path, out = written(tmp_path, PLAIN, dict(PLAIN, id="own", gpu_type="")), tmp_path / "rows.csv"
+    path, out = written(tmp_path, PLAIN, dict(PLAIN, id="own", gpu_type="")), tmp_path / "found.csv"
     words = ["plan", "backtest", path, "--machine", "a100-80gb", "--json", "--out", str(out)]
     done = CliRunner().invoke(cli, words)
     assert done.exit_code == 0, done.output
