@@ -9,8 +9,8 @@ compressed, table_reader
                          what a compressed file holds; tables, read by pyarrow in a child
 corpus, corpus_files     documents of a corpus; which files it has, and which are left out
 file_kinds               what a file is that is no text
-tokenizer, tokenizer_file, special_tokens, rows, byte_level
-                         bytes, or a tokenizer.json; its special tokens; rows of an embedding
+tokenizer, tokenizer_file, special_tokens, byte_level
+                         bytes, or a tokenizer.json; its special tokens
 chat_template, chat_sandbox
                          messages as the text that a model was taught to answer
 conversations            conversations as tokens, of which answers carry loss (fine-tuning)

@@ -17,16 +17,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mpitrain.data.limited import LimitedError, Limits, parts
-from mpitrain.data.special_tokens import text_of_token
+from mpitrain.data.special_tokens import CONFIG, MOST_CONFIG_BYTES, text_of_token
 from mpitrain.errors import DataError
 from mpitrain.inputs import decoded, listed, read_file, shown
 
 TEMPLATE = "chat_template.jinja"
-CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 FILES = (TEMPLATE, CONFIG, GENERATION)
 MOST_TEMPLATE_BYTES = 1 << 18  # the longest published ones have 20 KB
-MOST_CONFIG_BYTES = 1 << 24  # those with most added tokens have 2 MB
 SANDBOX = "mpitrain.data.chat_sandbox"
 # of the child: published templates take 30 MB and milliseconds
 MEMORY = 1 << 29

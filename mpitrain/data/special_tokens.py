@@ -16,7 +16,7 @@ from mpitrain.errors import DataError
 from mpitrain.inputs import decoded, listed, read_file, shown
 
 CONFIG = "tokenizer_config.json"
-MOST_CONFIG_BYTES = 1 << 24
+MOST_CONFIG_BYTES = 1 << 24  # those with most added tokens have 2 MB
 
 # What well-known models call the token between two documents; the first that the file has as a
 # special token is used.

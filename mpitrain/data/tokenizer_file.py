@@ -5,7 +5,7 @@ text before its model sees it (`encode_special_tokens`); a model that has the to
 words finds it all the same. Then the text is cut within that word.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import xxhash
 
 from mpitrain.data.cutting import MEMORY_PER_BYTE, cutting
 from mpitrain.data.panics import panics_unprinted, raise_what_is_not_the_librarys
-from mpitrain.data.rows import rows_needed
 from mpitrain.data.special_tokens import (
     CONFIG,
     OLDER_END_OF_TEXT,
@@ -100,7 +99,7 @@ class FileTokenizer:
         if self.unknown is not None:
             self._is_control[self.unknown] = False  # what any text may give
             chosen.append(self.unknown)
-        self.needed = rows_needed(self._tokenizer, ids, chosen)
+        self.needed = self._rows_needed(ids, chosen)
         self.memory = MEMORY_OF_FILE * len(content)
         self._cutting = cutting(content, self._tokenizer.get_vocab(with_added_tokens=False))
 
@@ -130,6 +129,18 @@ class FileTokenizer:
         self.description = (
             f"{between} between documents" if between else nothing
         ) + f", {before} before each" * bool(before)
+
+    def _rows_needed(self, ids: Mapping[str, int], put_there: Collection[int]) -> int:
+        """Return the rows of an embedding that texts need: one more than the highest id of any.
+
+        No text becomes a special token, unless that is among the model's own words. Published models have
+        fewer rows than their tokenizer has ids where the last ones stand for images (Gemma 3's 1B: 262,144
+        rows, ids up to 262,144).
+        put_there: tokens between documents and before them, and the one for the unknown.
+        """
+        own = set(self._tokenizer.get_vocab(with_added_tokens=False).values())
+        unmade = {*self.special.values()} - own - {*put_there}
+        return 1 + max((number for number in ids.values() if number not in unmade), default=0)
 
     def _first_of_a_text(self) -> str:
         """Return the name of the token that the tokenizer itself puts in front of a text.
