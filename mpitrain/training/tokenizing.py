@@ -55,10 +55,6 @@ class OneTokenizer:
         else:
             yield from map(self.whole.encode, item)
 
-    def leave(self) -> None:
-        """Forget the tokenizer, which may take much memory."""
-        self._tokenizer = None
-
 
 class _OnRanks:
     """Encodes on several ranks."""
