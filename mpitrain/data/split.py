@@ -60,7 +60,8 @@ def split(
     num_held_out = int((held_out[:, 1] - held_out[:, 0]).sum())
     if not uncut and not window <= num_held_out <= count - window:
         return tail(count, val_fraction, sequence)
-    parts = [f"{len(whole):,} whole documents, by a hash of their place and run.seed"] * bool(len(whole))
+    whole_documents = counted(len(whole), "whole documents", ",")
+    parts = [f"{whole_documents}, by a hash of their place and run.seed"] * bool(len(whole))
     parts += [f"the end of {counted(len(long), 'long documents', ',')}"] * bool(len(long))
     return Split(_between(held_out, count), _joined(held_out), f"{num_held_out:,} tokens: {', '.join(parts)}")
 
