@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from mpitrain.comm.base.interpreter import python
 from mpitrain.errors import LibraryError
@@ -47,7 +47,7 @@ def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
 
     The child is ended when nobody reads any further.
     """
-    with tempfile.TemporaryFile() as said:
+    with nameless_file() as said:
         try:
             child = subprocess.Popen(
                 python("-m", module, json.dumps(limits)),
@@ -82,6 +82,13 @@ def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
         raise LimitedError(_end(code, last, b"memory allocation of" in printed, limits))
 
 
+def nameless_file() -> BinaryIO:
+    """Return a file that no folder has, in memory where the system offers it."""
+    if hasattr(os, "memfd_create"):  # Linux
+        return os.fdopen(os.memfd_create("stderr", os.MFD_CLOEXEC), "w+b")
+    return tempfile.TemporaryFile()
+
+
 def _end(code: int, last: str, no_memory: bool, limits: Limits) -> str:
     if code == OUT_OF_MEMORY or no_memory:
         return f"it needs more than {limits.memory / 1e9:,.1f} GB of memory"
@@ -98,6 +105,7 @@ def serve(reply: Callable[[bytes], Iterable[bytes]]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an answer here
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_SAID, MOST_SAID))  # stderr is a file in memory
     code = 0
     try:
         for part in reply(sys.stdin.buffer.read()):

@@ -6,9 +6,10 @@ Told from others, and kept from printing their stacks.
 import functools
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from mpitrain.data.limited import nameless_file
 
 STDERR = 2
 MOST_KEPT_BYTES = 1 << 20
@@ -32,9 +33,7 @@ def _kept() -> int:
 
     It is made once: documents are many, and some take less time than to make it.
     """
-    if hasattr(os, "memfd_create"):  # Linux
-        return os.memfd_create("stderr", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
+    with nameless_file() as file:
         return os.dup(file.fileno())
 
 

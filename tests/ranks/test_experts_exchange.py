@@ -171,12 +171,14 @@ def test_auto_is_hierarchical_where_experts_are_on_whole_nodes(ranks, changes, f
 
 
 def test_nodes_as_they_were_started_are_known_and_go_along():
+    from mpitrain.plan.settings.job_ranks import JobRanks
     from mpitrain.plan.settings.resolve import resolve
 
-    config = resolve(configuration("parallel.ep=8"), 8, 64, num_nodes=4, node_ranks=2)
+    alike, uneven = JobRanks(8, 4, 2), JobRanks(8, 4)
+    config = resolve(configuration("parallel.ep=8"), alike, 64)
     assert (config.experts.dispatch, config.comm.node_ranks) == ("hierarchical", 2)
-    assert resolve(configuration("parallel.ep=8"), 8, 64, num_nodes=4).experts.dispatch == "flat"
-    dense = resolve(configuration("model.family=llama", "experts.count=0"), 8, 64, num_nodes=4, node_ranks=2)
+    assert resolve(configuration("parallel.ep=8"), uneven, 64).experts.dispatch == "flat"
+    dense = resolve(configuration("model.family=llama", "experts.count=0"), alike, 64)
     assert (dense.experts.dispatch, dense.comm.node_ranks) == ("auto", 0)
 
 
