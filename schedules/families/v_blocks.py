@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import permutations, product
 
 from mpitrain.schedules.actions import Action
-from mpitrain.schedules.families.v_half import PERIOD, from_building_block
+from mpitrain.schedules.families.v_half import PERIOD, from_building_block, tight_from_building_block
 from mpitrain.schedules.families.v_shape import LEGS
 from mpitrain.schedules.search_progress import REMEMBERED, SearchProgress
 
@@ -21,10 +21,14 @@ Offsets = tuple[tuple[int, ...], ...]  # of each rank: the slots of the first mi
 def v_orders(
     num_ranks: int, num_microbatches: int, limit: float, number: int
 ) -> Iterator[list[list[Action]]]:
-    """Yield the orders of so many blocks, those that hold most within a limit of stages' stashes first."""
+    """Yield the orders of so many blocks, those that hold most within a limit of stages' stashes first.
+
+    Of each block as v-half is made from its own, and with a tight cooldown (see v_half).
+    """
     fitting = [(peak, offsets) for peak, offsets in _blocks(num_ranks) if peak <= limit]
     for _, offsets in fitting[:number]:
         yield from_building_block(offsets, num_microbatches, SearchProgress(None))
+        yield from tight_from_building_block(offsets, num_microbatches)
 
 
 @lru_cache(REMEMBERED)

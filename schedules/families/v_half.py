@@ -17,6 +17,7 @@ differ much.
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from math import inf
 
 from mpitrain.schedules.actions import Action
@@ -85,12 +86,35 @@ def from_building_block(
     """Return the table of a building block. offsets: the slots of the first microbatch's legs, by rank."""
     # with W twice as many lines as legs
     progress.expect(len(offsets) * num_microbatches * (2 * W + 2))
+    ranks = _squeeze(_Reorder(_repeated(offsets, num_microbatches)).run(progress))
+    ranks = [legs for *legs, _ in ranks]
+    return _rows(_squeeze(map(_with_weights, _Reorder(ranks).run(progress))))
+
+
+def tight_from_building_block(
+    offsets: tuple[tuple[int, ...], ...], num_microbatches: int
+) -> Iterator[list[list[Action]]]:
+    """Yield tables of a building block whose steady phase is reordered too, and whose cooldown is tight.
+
+    The tight cooldown is that of sail-sg/zero-bubble-pipeline-parallelism (`v_auto_schedule.py`). What it
+    leaves free is filled in the second table: few microbatches need that.
+    """
+    progress = SearchProgress(None)
+    ranks = _repeated(offsets, num_microbatches)
+    ranks = _squeeze(_tight_cooldown(_squeeze(_Reorder(ranks, everywhere=True).run(progress))))
+    yield _rows(ranks)
+    yield _rows(_squeeze(_Reorder(ranks, everywhere=True).run(progress)))
+
+
+def _repeated(offsets: tuple[tuple[int, ...], ...], num_microbatches: int) -> list[Lines]:
+    """Return the slots of all microbatches' legs, and of W in the first free ones."""
     ranks = [
         [[start + PERIOD * m for m in range(num_microbatches)] for start in starts] for starts in offsets
     ]
-    ranks = _squeeze(_Reorder(map(_with_weights, ranks)).run(progress))
-    ranks = [legs for *legs, _ in ranks]
-    ranks = _squeeze(map(_with_weights, _Reorder(ranks).run(progress)))
+    return list(map(_with_weights, ranks))
+
+
+def _rows(ranks: list[Lines]) -> list[list[Action]]:
     return [_order(legs, rank, len(ranks)) for rank, (*legs, _) in enumerate(ranks)]
 
 
@@ -168,14 +192,44 @@ def _squeeze(ranks: Iterable[Lines]) -> list[Lines]:
     return early
 
 
+def _tight_cooldown(ranks: list[Lines]) -> list[Lines]:
+    """Let the last I of both legs go from rank to rank without a wait, as many as there can be stashes.
+
+    The last of all begins in the slot after the first rank's last F, those before it two slots earlier
+    each; W takes the first free slots. Where an order breaks or two need a slot, nothing moves.
+    """
+    num_ranks = len(ranks)
+    num_microbatches = len(ranks[0][0])
+    peak = max(_SlotRow(lines).peak for lines in ranks)
+    num_up = min((peak + 1) // 2, num_microbatches)
+    end = ranks[0][1][-1]
+    tight = []
+    for rank, (*forwards, down, up, _) in enumerate(ranks):
+        num_down = min(rank + 1, peak - num_up, num_microbatches)
+        down = down[: num_microbatches - num_down] + _every_other(end + 1 + rank, num_down)
+        up = up[: num_microbatches - num_up] + _every_other(end + 2 * num_ranks - rank, num_up)
+        tight.append([*forwards, down, up])
+        if len(set(chain(*tight[rank]))) < num_microbatches * len(LEGS):
+            return ranks
+    if any(slot <= needed for slot, *what in _events(tight) for needed in _needed(tight, *what)):
+        return ranks
+    return list(map(_with_weights, tight))
+
+
+def _every_other(last: int, number: int) -> list[int]:
+    """Return so many slots up to the last, two apart."""
+    return [last - 2 * back for back in reversed(range(number))]
+
+
 class _Reorder:
-    """Moves actions of the warmup and the cooldown to earlier slots.
+    """Moves actions of the warmup and the cooldown to earlier slots, or of all phases (`everywhere`).
 
     Without a line of W the warmup stays as it is.
     """
 
-    def __init__(self, ranks: Iterable[Lines]):
+    def __init__(self, ranks: Iterable[Lines], everywhere: bool = False):
         self.ranks = list(ranks)
+        self.everywhere = everywhere
         self.rows = [_SlotRow(lines) for lines in self.ranks]
         self.limit = max(row.peak for row in self.rows)
         self.inputs: list[list[int]] = [[] for _ in self.ranks]  # slots of I, ascending
@@ -186,7 +240,8 @@ class _Reorder:
         for slot, rank, line, m in _events(self.ranks):
             if phase == "warmup" and (rank, line) == (0, 3):
                 phase = "steady"
-            if phase == "cooldown" or (phase == "warmup" and len(self.ranks[0]) > W):
+            is_early = phase == "warmup" and len(self.ranks[0]) > W
+            if self.everywhere or is_early or phase == "cooldown":
                 slot = self._move(slot, rank, line, m)
             if phase == "steady" and (line, m) == (0, last):
                 phase = "cooldown"

@@ -28,8 +28,10 @@ PUBLISHED = [
     (4, 5, Times(10, 20, 10, 3), 3, 320),
     (2, 6, Times(1, 1, 1, 0), 1.5, 19.5),
     (6, 22, Times(10, 20, 10, 3), 5, 1209),
+    (6, 22, Times(18.5, 18.1, 9.3, 0.6), 4.5, 1138),
+    (5, 10, Times(18.5, 18.1, 9.3, 0.6), 3.5, 579.2),
 ]
-FEW = PUBLISHED[5:8]
+FEW = [*PUBLISHED[5:8], PUBLISHED[-1]]
 FIXED = {
     "plain-auto": ("1f1b", "zb-h1", "zb-h2", "zb-auto"),
     "interleaved-auto": ("interleaved", "interleaved-zb"),
