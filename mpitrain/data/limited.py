@@ -15,8 +15,9 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple
 
 from mpitrain.comm.base.interpreter import python
@@ -26,6 +27,7 @@ REFUSED = 3  # exit code: the last line on stderr says why
 OUT_OF_MEMORY = 4
 NO_LIBRARY = 5
 MOST_PART = 1 << 30
+WAIT = 6  # times cpu_s, for which a part on a busy machine may take
 MOST_SAID = 1 << 20  # bytes of what a child says of an error
 LENGTH = struct.Struct("<Q")
 DAMAGED = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
@@ -60,15 +62,11 @@ def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
             raise LimitedError(f"the process that reads it can't be started: {error.strerror}") from None
         with child:
             try:
-                with suppress(BrokenPipeError):
+                with suppress(BrokenPipeError), _in_time(child, limits):
                     child.stdin.write(given)
                     child.stdin.close()
-                while len(head := child.stdout.read(LENGTH.size)) == LENGTH.size:
-                    (length,) = LENGTH.unpack(head)
-                    if length > MOST_PART:
-                        raise LimitedError(f"a part of it has {length:,} bytes")
-                    if len(part := child.stdout.read(length)) == length:
-                        yield part
+                while (part := _next_part(child, limits)) is not None:
+                    yield part
                 code = child.wait()
             finally:
                 child.kill()
@@ -82,6 +80,30 @@ def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
         raise LimitedError(_end(code, last, b"memory allocation of" in printed, limits))
 
 
+def _next_part(child: subprocess.Popen[bytes], limits: Limits) -> bytes | None:
+    """Return what a child answers next; None: nothing more."""
+    with _in_time(child, limits):
+        head = child.stdout.read(LENGTH.size)
+        if len(head) < LENGTH.size:
+            return None
+        (length,) = LENGTH.unpack(head)
+        if length > MOST_PART:
+            raise LimitedError(f"a part of it has {length:,} bytes")
+        part = child.stdout.read(length)
+        return part if len(part) == length else None
+
+
+@contextmanager
+def _in_time(child: subprocess.Popen[bytes], limits: Limits) -> Iterator[None]:
+    """Kill a child that the block waits for too long: one that computes nothing meets no other limit."""
+    timer = threading.Timer(WAIT * limits.cpu_s, child.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def nameless_file() -> BinaryIO:
     """Return a file that no folder has, in memory where the system offers it."""
     if hasattr(os, "memfd_create"):  # Linux
@@ -93,7 +115,7 @@ def _end(code: int, last: str, no_memory: bool, limits: Limits) -> str:
     if code == OUT_OF_MEMORY or no_memory:
         return f"it needs more than {limits.memory / 1e9:,.1f} GB of memory"
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"it takes more than {limits.cpu_s} s of a core"
+        return f"it takes more than {limits.cpu_s} s of a core, or {WAIT * limits.cpu_s} s for a part"
     if -code in DAMAGED:
         return f"the library that reads it crashes ({signal.Signals(-code).name})"
     return last or f"the process that reads it ended with code {code}"

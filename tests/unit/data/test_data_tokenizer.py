@@ -10,6 +10,7 @@ import pytest
 from launch import words_file
 
 from mpitrain.config import Data
+from mpitrain.data.limited import LimitedError, Limits, parts
 from mpitrain.data.panics import panics_unprinted
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import load_tokenizer, separator
@@ -388,6 +389,16 @@ def test_both_can_be_named_or_left_out(tmp_path):
     with pytest.raises(DataError, match='"bytes" has no tokens with names'):
         load_tokenizer("bytes", "</s>")
     assert load_tokenizer("bytes", "").end_of_text is None
+
+
+def test_a_child_that_computes_nothing_is_not_waited_for(tmp_path, monkeypatch):
+    """Its limit of processor time never comes."""
+    (tmp_path / "asleep.py").write_text(
+        "import time\nfrom mpitrain.data.limited import serve\nserve(lambda _: time.sleep(600) or [])"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(LimitedError, match="takes more than 1 s of a core, or 6 s for a part"):
+        list(parts("asleep", b"", Limits(memory=1 << 31, cpu_s=1)))
 
 
 GROWING = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 50}
