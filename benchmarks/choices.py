@@ -83,7 +83,9 @@ def chosen(ranks: int, settings: tuple[str, ...], machine: Path) -> str:
         keys["pipeline.schedule"] = found["schedule"]
         if found["chunks"] > 1 and found["schedule"] == "interleaved":
             keys["pipeline.chunks"] = found["chunks"]
-    left_out = {"parallel.ep": 1} | ({"parallel.zero": 0} if found["dp"] == 1 else {})
+    # as all_layouts() has it, so that one layout isn't measured as two
+    left_out = {"parallel.ep": 1, "memory.recompute": "none"}
+    left_out |= {"parallel.zero": 0} if found["dp"] == 1 else {}
     return " ".join(f"{key}={value}" for key, value in keys.items() if left_out.get(key) != value)
 
 

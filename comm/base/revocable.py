@@ -2,7 +2,7 @@
 
 A death while a communicator is made can raise an error on some of its ranks alone. They revoke what
 they have; the others have one more, and may wait there for ranks that never had it. So a thread of
-each rank looks whether the first of the family is revoked, and then revokes the rest.
+each rank looks whether the first of them is revoked, and then revokes the rest.
 
 To import it loads MPI: only runs with spare ranks do.
 """
@@ -15,7 +15,7 @@ from mpitrain.comm.base.mpi import MPI
 LOOK_S = 0.5
 
 
-class Family:
+class RevokedTogether:
     """A communicator, and those made of it and of those, but for what is freed."""
 
     def __init__(self, first: "RevocableComm"):
@@ -56,36 +56,36 @@ class Family:
 class RevocableComm(MPI.Intracomm):
     """A communicator that knows all that was made of it."""
 
-    family: Family
+    together: RevokedTogether
 
     @classmethod
     def first(cls, comm: MPI.Comm) -> "RevocableComm":
-        """Return a communicator as the first of its family."""
+        """Return a communicator as the first of those that are revoked together."""
         first = cls(comm)
-        first.family = Family(first)
+        first.together = RevokedTogether(first)
         return first
 
     def Split(self, color: int = 0, key: int = 0) -> "RevocableComm":
-        """Split it; the new one belongs to the family."""
+        """Split it; the new one is revoked with it."""
         return self._member(super().Split(color, key))
 
     def Split_type(self, split_type: int, key: int = 0, info: MPI.Info = MPI.INFO_NULL) -> "RevocableComm":
-        """Split it by what ranks share; the new one belongs to the family."""
+        """Split it by what ranks share; the new one is revoked with it."""
         return self._member(super().Split_type(split_type, key, info))
 
     def Dup(self, info: MPI.Info | None = None) -> "RevocableComm":
-        """Duplicate it; the new one belongs to the family."""
+        """Duplicate it; the new one is revoked with it."""
         return self._member(super().Dup(info))
 
     def Free(self) -> None:
-        """Free it. The family has it no more."""
-        self.family.remove(self)
+        """Free it. It is revoked no more."""
+        self.together.remove(self)
         super().Free()
 
     def _member(self, comm: MPI.Comm) -> "RevocableComm":
         if comm == MPI.COMM_NULL:
             return cast("RevocableComm", comm)
         member = RevocableComm(comm)
-        member.family = self.family
-        self.family.add(member)
+        member.together = self.together
+        self.together.add(member)
         return member

@@ -75,7 +75,7 @@ class SpareRanks:
 
     def __init__(self, comm: "RevocableComm", num_spares: int, unit: int = 0):
         self._all = comm
-        comm.family.watch()
+        comm.together.watch()
         self._num_places = comm.size - num_spares
         self._unit = unit
         self._places = [rank if rank < self._num_places else SPARE for rank in range(comm.size)]
@@ -123,7 +123,7 @@ class SpareRanks:
 
     def revoke(self) -> None:
         """Wake every rank that waits for this one, or for one that this one wakes."""
-        self._all.family.revoke()
+        self._all.together.revoke()
 
     def ended_well(self, here: bool) -> bool:
         """Agree whether a round ended well on all ranks. Collective over all ranks that live.
@@ -162,7 +162,7 @@ class SpareRanks:
             places[taken] = place
         self._past += [self._all, kept]
         self._all, self._places, self._hosts = shrunk, places, hosts
-        shrunk.family.watch()
+        shrunk.together.watch()
         self._num_places = num_places
         if not 0 < num_places <= len(places):
             names = ", ".join(map(str, lost))

@@ -9,6 +9,8 @@ flock() and O_EXCL are not. A holder on this host is gone if its process is. Of 
 the number can be seen: if it stays the same for GONE_S, in which whoever looks could write all the
 time, the holder is gone. No clocks of two hosts are compared. A holder that finds its lock taken
 ends its job.
+
+Where a job lives on when a rank has died, its ranks know that an earlier holder of the same job is gone.
 """
 
 import errno
@@ -79,11 +81,13 @@ class Lock:
     """The lock of one run directory, held by this process from take() to release().
 
     lost: called, on a thread, when it was taken away.
+    job: begins the tokens of this job's locks, if a rank that has died is all that can hold one of them.
     """
 
-    def __init__(self, folder: Path, lost: Callable[[str], object]):
+    def __init__(self, folder: Path, lost: Callable[[str], object], job: str = ""):
         self.path = folder / NAME
-        self.token = uuid.uuid4().hex
+        self.token = job + uuid.uuid4().hex
+        self._job = job
         self._lost = lost
         self._over = threading.Event()
         self._beat = 0
@@ -160,7 +164,8 @@ class Lock:
         gone = set[str]()
         while owner is not None and not taken:
             gone.add(owner.token)
-            _require_gone(owner, path, mine, still_waiting)
+            if not (self._job and owner.token.startswith(self._job)):
+                _require_gone(owner, path, mine, still_waiting)
             # of all who find a holder gone, one can make this file
             path = self.path.with_name(f"{NAME}.after-{owner.token}")
             taken = _linked(mine, path)

@@ -87,12 +87,14 @@ class RunDir:
         self._unwritten = b""
         self._failing = False
 
-    def take(self, lost: Callable[[str], object], still_waiting: Callable[[str], object]) -> tuple[str, str]:
+    def take(
+        self, lost: Callable[[str], object], still_waiting: Callable[[str], object], job: str = ""
+    ) -> tuple[str, str]:
         """Make the directory, if need be, and take its lock.
 
         Return the lock's token, and what is to be said of its last holder.
 
-        lost, still_waiting: see Lock.
+        lost, still_waiting, job: see Lock.
 
         Raises CheckpointError, and leaves nothing behind, if the directory can't be used or is in
         use.
@@ -102,7 +104,7 @@ class RunDir:
         self._fresh_data = not self.data.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = Lock(self.path, lost)
+            lock = Lock(self.path, lost, job)
             said = lock.take(still_waiting)
         except OSError as error:
             self.undo()

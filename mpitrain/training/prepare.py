@@ -9,6 +9,7 @@ rank alone is raised on all.
 
 import os
 import socket
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -58,13 +59,18 @@ class JoinedRanks(NamedTuple):
     """All ranks that were started, with one configuration.
 
     notes: for the user.
-    survives: whether the job lives when a rank dies.
+    job: names a job that lives when a rank has died, in the lock of its run directory; "" for others.
     """
 
     asked: LoadedConfig
     world: World
     notes: list[str]
-    survives: bool
+    job: str
+
+    @property
+    def survives(self) -> bool:
+        """Whether the job lives when a rank has died."""
+        return bool(self.job)
 
 
 def open_run(
@@ -106,7 +112,10 @@ def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> Jo
     asked = world.on_every_rank("checking the configuration", lambda: _checked(read, world.size))
     require_same_configuration(world, asked.config)
     notes += _moved_lines(path, overrides, asked.config.run.dir)
-    return JoinedRanks(asked, world, notes, survives and survives_deaths())
+    job = ""
+    if survives and survives_deaths():
+        job = world.on_first_rank("naming the job", lambda: uuid.uuid4().hex)
+    return JoinedRanks(asked, world, notes, job)
 
 
 def open_joined(joined: JoinedRanks, guard: Guard, record: RecordRequest | None = None) -> PreparedRun:
@@ -116,7 +125,7 @@ def open_joined(joined: JoinedRanks, guard: Guard, record: RecordRequest | None 
     a run is changed, for whatever the user has to change, and StoppedEarly on all ranks when one has to
     leave before it is done.
     """
-    asked, world, notes, _ = joined
+    asked, world, notes, job = joined
     first = world.rank == 0
     with guard.place.at("start", "reading model.init", BUSY):
         asked, begun, said = world.on_every_rank("reading model.init", lambda: begun_from_init(asked))
@@ -140,7 +149,7 @@ def open_joined(joined: JoinedRanks, guard: Guard, record: RecordRequest | None 
     given = begun.changed(config, KeyOrigin(PLANNER))
     notes += filter(None, [zero_line(config, plan.config), *idle_settings(plan.config, given.origins)])
     resolved = with_resolved(given, plan.config)
-    opening = Opening(asked, resolved, plan, tokenizer, vocabulary, world, guard, record, notes)
+    opening = Opening(asked, resolved, plan, tokenizer, vocabulary, world, guard, record, notes, job)
     try:
         return opening.opened()
     except Exception:

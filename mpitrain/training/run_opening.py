@@ -86,6 +86,7 @@ class Opening:
     """The run directory and what is in it, step by step.
 
     Each is collective, and an error in one undoes what was made.
+    job: see RunDir.take().
     before: what the run directory holds; on rank 0.
     gone: why the corpus can't be read, of which the run directory may have what it needs.
     """
@@ -99,6 +100,7 @@ class Opening:
     guard: Guard
     record: RecordRequest | None
     notes: list[str]
+    job: str
     before: Config | None = None
     gone: DataError | None = None
 
@@ -251,7 +253,7 @@ class Opening:
             )
 
     def _take(self) -> str:
-        token, said = self.rundir.take(self.guard.end, self._still)
+        token, said = self.rundir.take(self.guard.end, self._still, self.job)
         self.notes += [said] * bool(said)
         self.before = self.rundir.require_same_run(self.config)
         if self.before is None:  # what names copies in memory was put here: this run has made none

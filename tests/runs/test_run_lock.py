@@ -69,6 +69,16 @@ def test_a_dead_holder_of_this_host_is_taken_over_at_once_and_said(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_earlier_holder_of_the_same_job_is_not_watched(tmp_path):
+    left_behind(tmp_path, system="another host", token="a1b2")
+    lock = Lock(tmp_path, never, "a1")
+    assert "taken over" in lock.take(never)
+    lock.release()
+    left_behind(tmp_path, system="another host", token="c3")
+    with pytest.raises(AssertionError, match="is process 4194305 "):
+        Lock(tmp_path, never, "a1").take(never)
+
+
 def test_a_process_with_the_number_of_a_dead_holder_is_another(tmp_path):
     owner = left_behind(tmp_path)
     (tmp_path / NAME).write_bytes(msgspec.json.encode(msgspec.structs.replace(owner, pid=os.getpid())))
