@@ -6,7 +6,9 @@ kills in 200 runs, over all layouts.
 
 import random
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -33,6 +35,7 @@ from undisturbed import undisturbed_runs
 
 from mpitrain.checkpoint.folders import TMP
 from mpitrain.checkpoint.load import steps
+from mpitrain.cluster.lock import GONE_S
 
 STEPS = 14
 SETTINGS = dict(run_steps=STEPS, run_save_every=4, run_eval_every=6, recovery_every=1)
@@ -64,10 +67,10 @@ def undisturbed(tmp_path_factory, text):
     return undisturbed_runs(tmp_path_factory.mktemp("whole"), text, LAYOUTS, SETTINGS)
 
 
-def with_spares(num_ranks, run_dir, text, *, spares=SPARES, **settings):
-    """Return the command of a run with ranks beyond its layout."""
+def with_spares(num_ranks, run_dir, text, *, spares=SPARES, each=(), **settings):
+    """Return the command of a run with ranks beyond its layout; `each`: words before each rank's own."""
     run = tiny(run_dir, text, **SETTINGS | settings, recovery_spares=spares)
-    return [MPIRUN, "--with-ft", "ulfm", "-n", str(num_ranks + spares), MPITRAIN, "run", *run]
+    return [MPIRUN, "--with-ft", "ulfm", "-n", str(num_ranks + spares), *each, MPITRAIN, "run", *run]
 
 
 def living(job):
@@ -165,6 +168,31 @@ def test_the_death_of_a_spare_leaves_the_run_alone(tmp_path, text, undisturbed):
         kill(job, 2)
         done = job.wait(60)
     assert "spare rank 2" in done.output and done.returncode == 0, tail(done.output)
+    assert loss_lines(run_dir) == loss_lines(whole)
+
+
+APART = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]  # in a namespace of processes
+CAN_PART = (
+    bool(shutil.which(APART[0])) and not subprocess.run([*APART, "true"], capture_output=True).returncode
+)
+
+
+@ULFM
+@pytest.mark.skipif(not CAN_PART, reason="a namespace of processes needs root, and unshare")
+def test_a_spare_that_sees_nothing_of_the_dead_first_rank_has_its_lock_at_once(tmp_path, text, undisturbed):
+    """As on another host: of a holder there only a lock's signs of life can be seen."""
+    whole = undisturbed(0)
+    run_dir = tmp_path / "run"
+    apart = {"OMPI_MCA_btl": "tcp,self"}  # Open MPI's shared memory asks for processes by number
+    command = with_spares(2, run_dir, text, each=APART, **LAYOUTS[0][1])
+    with started(0, *command, env=apart, forked=False) as job:
+        job.wait_for(lambda: lines_in(run_dir) >= 3, 60)
+        kill(job, 0)
+        begin_s = time.monotonic()
+        done = job.wait(90)
+        took_s = time.monotonic() - begin_s
+    assert "the place of rank 0" in done.output and "lock taken over" in done.output, tail(done.output)
+    assert took_s < GONE_S, tail(done.output)
     assert loss_lines(run_dir) == loss_lines(whole)
 
 
