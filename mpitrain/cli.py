@@ -50,10 +50,7 @@ if TYPE_CHECKING:
 
 
 class MissingCommand(click.UsageError):
-    """A group of commands was called without one.
-
-    Its help on standard error, whatever version of click is there, and exit code 2.
-    """
+    """A group of commands was called without one: its help on stderr, and exit code 2."""
 
     def __init__(self, context: click.Context):
         super().__init__("a command is missing", context)
@@ -63,9 +60,7 @@ class MissingCommand(click.UsageError):
 
 
 class Command(click.Command):
-    """Stands in the help of its group with its whole first sentence, which click would cut at the
-    end of the line.
-    """
+    """Shows its whole first sentence in its group's help, where click would cut it."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(INTEGERS)
@@ -125,9 +120,7 @@ OVERRIDE = option_named("overrides", overrides_option())
 
 
 def main() -> None:
-    """Run the command line; errors are reported once, by the first rank of the launcher, and end
-    with their exit code.
-    """
+    """Run the command line; the launcher's first rank reports an error, once."""
     entry.settle_libraries()
     std_streams.settle()
     try:

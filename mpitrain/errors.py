@@ -17,10 +17,7 @@ STOPPED_EARLY = 75
 
 
 class MpitrainError(Exception):
-    """Something could not be done; `exit_code` is what the process ends with.
-
-    everywhere: all ranks raise it, and one tells it.
-    """
+    """Something failed; exit_code ends the process. everywhere: all ranks raise it alike."""
 
     exit_code = FAILED
     everywhere = False
@@ -30,10 +27,7 @@ class MpitrainError(Exception):
 
 
 class InputError(MpitrainError):
-    """The user gave something that cannot work.
-
-    Reported once, without a traceback, before anything is written.
-    """
+    """Bad input: reported once, without a traceback, before anything is written."""
 
     exit_code = BAD_INPUT
 
@@ -94,10 +88,7 @@ class StoppedEarly(MpitrainError):
 
 
 class DtypeError(MpitrainError):
-    """A buffer that a collective cannot take: wrong dtype, not contiguous, wrong length.
-
-    Raised before anything is sent.
-    """
+    """A buffer that no collective takes (dtype, layout, length); raised before anything is sent."""
 
 
 class MessageError(MpitrainError):

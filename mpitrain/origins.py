@@ -97,10 +97,7 @@ def _as_in_toml(value: Any) -> Any:
 
 
 def read_record(table: object, path: object) -> Record:
-    """Return the origins of a config.toml's table. Raises ConfigError for a damaged one.
-
-    table: what to_table() returned; None: an older version recorded none.
-    """
+    """Return the origins in a config.toml's table, {} of an older one. Raises ConfigError."""
     if table is None:
         return {}
     known = {}

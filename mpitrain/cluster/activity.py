@@ -15,10 +15,7 @@ SHARE = 0.05  # of a core, that tells work from waiting: there may be many more 
 
 @dataclass
 class Activity:
-    """Whether a rank does anything where it is.
-
-    worked: when it was last seen to; used: of the machine, by the last look.
-    """
+    """Whether a rank does anything. worked: when it was last seen to. used: by the last look."""
 
     worked: float = 0.0
     looked: float = 0.0

@@ -75,18 +75,12 @@ class Allotted(NamedTuple):
 
 
 def allotted(end: End | None, margin_s: float) -> Allotted | None:
-    """Return the time of a job that begins now.
-
-    At most half of a short one is left unused, or it would do nothing at all.
-    """
+    """Return the time of a job that begins now; of a short one at most half is left unused."""
     return None if end is None else Allotted(end, min(margin_s, max(0.0, end.left_s) / 2))
 
 
 def now() -> float:
-    """Return the seconds of a clock that nobody sets.
-
-    It counts on while a machine sleeps, as the time of an allocation does.
-    """
+    """Return the seconds of a clock that nobody sets, and that counts while a machine sleeps."""
     return time.clock_gettime(CLOCK)
 
 
@@ -125,10 +119,7 @@ def end_of_allocation(
 
 
 def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
-    """Return the end that the user's variable says, or None without it.
-
-    Raises ConfigError unless it is a time since 1970.
-    """
+    """Return the end that the user's variable says, None without it. Raises ConfigError."""
     text = environment.get(OWN, "")
     if not text:
         return None
@@ -157,10 +148,7 @@ def seconds_of(text: str, name: str = "run.time_limit") -> float:
 
 
 def age_s() -> float:
-    """Return for how long this process has been there.
-
-    On a busy file system Python alone takes minutes to start.
-    """
+    """Return this process's age: on a busy file system Python alone takes minutes to start."""
     with suppress(OSError):  # no Linux
         return now() - int(stat_of("self").fields[19]) / os.sysconf("SC_CLK_TCK")
     return 0.0

@@ -24,10 +24,7 @@ SMALLER = {
 
 
 def crowded(vendor: str, ranks: int, cores: int) -> str:
-    """Return what to set where a node has more ranks than cores that they may use.
-
-    Nothing where it is set.
-    """
+    """Return what to set where a node has more ranks than usable cores; "" where it is set."""
     settings = _unset(HINTS, vendor)
     if ranks <= cores or not settings:
         return ""

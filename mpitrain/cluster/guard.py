@@ -99,10 +99,7 @@ class Guard:
         self.watchdog.wake()
 
     def leave_if_asked(self, world: World, *kept: str) -> None:
-        """Raise StoppedEarly on all ranks if one of them has to leave.
-
-        kept: see there. Collective over all ranks.
-        """
+        """Raise StoppedEarly(..., *kept) on all ranks if one of them has to leave. Collective."""
         phase = self.place.phase
         if why := world.first_of("whether to leave", self.requests.why()):
             raise on_all_ranks(StoppedEarly(phase, why, *kept))
@@ -137,10 +134,7 @@ class Guard:
             self.watchdog.tell(messages.LEAVES, 0, text)
 
     def answer(self, error: BaseException, report: Callable[[MpitrainError], None]) -> int:
-        """Return the exit code of an error that all ranks have, when `report` has shown it on the first.
-
-        Any other ends the whole job.
-        """
+        """Report an error that all ranks have, and return its exit code; any other ends the job."""
         error = library_fault(error) or error
         if not (isinstance(error, MpitrainError) and error.everywhere):
             self.fail(error)
@@ -176,10 +170,7 @@ class Guard:
 
 
 def guarded(body: Callable[[Guard], int], report: Callable[[MpitrainError], None]) -> int:
-    """Run body(guard) and return the exit code.
-
-    `report` shows an error that all ranks have, on the first of them. Collective.
-    """
+    """Run body(guard), return the exit code; the first rank reports an error of all. Collective."""
     guard = Guard()
     try:
         code = body(guard)

@@ -88,10 +88,7 @@ class HangReport:
 
 
 def at_fault(ranks: Sequence[Rank]) -> bool:
-    """Return whether ranks that wait too long say that something is wrong.
-
-    They don't where they only wait for others that are at work.
-    """
+    """Return whether waiting ranks show a fault: not while they wait for others at work."""
     there = [rank for rank in ranks if _counts(rank)]
     wrong = any(rank.late or rank.condition in DEAF or rank.where.state == HUNG for rank in there)
     return wrong or not any(rank.where.state in (WORKING, BUSY) for rank in ranks)
@@ -143,9 +140,7 @@ def _stuck(rank: Rank) -> str:
 
 
 def _behind(rank_by_number: Mapping[int, Rank]) -> list[Rank]:
-    """Return the ranks that others wait for and that wait for nobody; if any of these are stopped,
-    only those.
-    """
+    """Return the ranks that are waited for and wait for nobody; of these the stopped, if any."""
     free = [rank for rank in rank_by_number.values() if rank.stopped or not rank.waits]
     awaited = {
         number

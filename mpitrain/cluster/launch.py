@@ -25,19 +25,13 @@ def launched() -> bool:
 
 
 def rank_of_launcher() -> tuple[int, int]:
-    """Return the rank and the number of ranks that the launcher gave this process, before MPI is asked.
-
-    (0, 1) without one.
-    """
+    """Return rank and number of ranks as the launcher gave them; (0, 1) without one."""
     launched_by = launch()
     return (launched_by.rank, launched_by.size) if launched_by else (0, 1)
 
 
 def is_single() -> bool:
-    """Return whether this process is the only rank, as far as can be known before MPI starts.
-
-    Without a launcher it is.
-    """
+    """Return whether this process is the only rank, as far as is known before MPI starts."""
     launched_by = launch()
     return launched_by is None or (launched_by.size == 1 and launched_by.variable != "")
 
@@ -51,17 +45,13 @@ def on_one_node() -> bool:
 
 
 def num_ranks_here() -> int:
-    """Return how many ranks the launcher started on this node, as far as it says; else how many it
-    started.
-    """
+    """Return how many ranks the launcher started on this node, else how many in all."""
     launched_by = launch()
     return launched_by.local_size or launched_by.size if launched_by else 1
 
 
 def pmi_server() -> int:
-    """Return the process that made the socket over which this rank speaks PMI, as MPICH's launcher
-    and Slurm's do; 0 if there is none.
-    """
+    """Return the process that made the socket of PMI (MPICH's launcher, Slurm's); 0 without."""
     number = os.environ.get("PMI_FD", "")
     if not number.isdecimal():
         return 0
@@ -107,10 +97,7 @@ def launcher_above() -> LauncherProcess:
 
 
 def _daemon() -> int:
-    """Return the process that started the ranks of this node for a launcher elsewhere; 0 if it isn't seen.
-
-    Ranks are in no group of its.
-    """
+    """Return what started this node's ranks for a launcher elsewhere; 0 if it isn't seen."""
     above = parents_of(os.getpid()) if launched() else ()
     return next((pid for pid, name in above if name in STARTERS), 0)
 
@@ -150,9 +137,7 @@ def elsewhere(name: str) -> dict[int, int]:
 
 
 def start(num_ranks: int, arguments: list[str]) -> int:
-    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this host with this environment's mpirun;
-    return the exit code.
-    """
+    """Run `mpitrain ARGUMENTS` on ranks of this host by mpirun; return the exit code."""
     import shutil
     import subprocess
 

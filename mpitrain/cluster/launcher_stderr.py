@@ -27,18 +27,13 @@ def stderr_of_launcher() -> int | None:
 
 
 def _inherited(pid: int) -> bool:
-    """Tell whether a process was started with a standard error to write to.
-
-    Where it was closed, the number is of a file of its own.
-    """
+    """Return whether a process began with a standard error; else the number is another file's."""
     flags = _flags(pid)
     return not flags & os.O_CLOEXEC and flags & os.O_ACCMODE != os.O_RDONLY
 
 
 def _duplicate(pid: int) -> int | None:
-    """Return the very descriptor of another process; None where the system has no such call, or
-    forbids it.
-    """
+    """Return another process's own descriptor; None without that system call, or the right."""
     try:
         process = os.pidfd_open(pid)
     except (OSError, AttributeError):

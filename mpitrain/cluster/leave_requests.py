@@ -39,10 +39,7 @@ class LeaveRequests:
         self._asked_at = -ECHO_S
 
     def begin_steps(self) -> None:
-        """Have steps leave by themselves from now on, with a checkpoint.
-
-        Until then there is nothing to save in any phase.
-        """
+        """Have steps leave with a checkpoint from now on; before, there is nothing to save."""
         self._phases_without_save = BEFORE_STEPS
         self.is_unsaved = False
 
@@ -75,10 +72,7 @@ class LeaveRequests:
         return self.num_asked > 2 or (again and (signal.SIGINT in asked or self.saves_nothing(phase)))
 
     def is_overdue(self, phase: str) -> bool:
-        """Return whether the rank should have left, has nothing to save, and the ranks don't leave together.
-
-        One of them is in something long.
-        """
+        """Return whether a rank with nothing to save should have left: another one keeps it."""
         now = time.monotonic()
         if not (self.saves_nothing(phase) and self.why()):
             self._leave_by = float("inf")

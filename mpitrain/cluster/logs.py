@@ -25,9 +25,7 @@ from mpitrain.inputs import make_folder, open_regular, shown
 
 
 class Both(Unread):
-    """The console, and a log that gets the same; where one of them can't be written to, the other
-    still is.
-    """
+    """The console, and a log that gets the same; a fault of one leaves the other."""
 
     def __init__(self, number: int, log: int):
         super().__init__(number, "w", closefd=False)

@@ -69,9 +69,7 @@ class Meeting:
 
 
 def addresses_here() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this node, in this network namespace; those that only mean this
-    node last.
-    """
+    """Return the IPv4 addresses of this node in its network namespace, loopback last."""
     addresses = dict[str, None]()
     try:
         lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
@@ -88,9 +86,7 @@ def addresses_here() -> tuple[str, ...]:
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:
-    """Return names of nodes, with their number where several have one, as they do when one host
-    plays them.
-    """
+    """Return names of nodes, numbered where several are alike: one host can play them."""
     return tuple(f"{name}#{number}" if names.count(name) > 1 else name for number, name in enumerate(names))
 
 
@@ -103,10 +99,7 @@ class WatchdogLink:
     read: bytes = b""
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message; return False if nobody takes it.
-
-        That ends the link, which may have taken half a line: both ends read so.
-        """
+        """Send a message; return False after a failure, which ends the link: half may be sent."""
         try:
             self.socket.settimeout(SEND_S)
             self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -224,10 +217,7 @@ def _answering(meeting: Meeting) -> Iterator[socket.socket]:
 
 
 def _welcome(connection: socket.socket) -> bool:
-    """Tell whether it is the hub that answers, and not another program.
-
-    Read its line only: what it says next may have come, too.
-    """
+    """Return whether the hub answers, not another program. Reads its line, and no further."""
     try:
         line, end, _ = connection.recv(MOST_GREETING, socket.MSG_PEEK).partition(b"\n")
         return b"welcome" in connection.recv(len(line + end))

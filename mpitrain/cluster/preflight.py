@@ -62,11 +62,7 @@ class MeasuredLink(NamedTuple):
 
 
 def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> str:
-    """Return the table of look(), or nothing where nothing is marked, nothing was measured, and
-    there is one node.
-
-    Collective.
-    """
+    """Return the table of look(); "" for one node with nothing marked or measured. Collective."""
     begin = time.perf_counter()
     findings = look(world, plan, folder, device, measure=measure)
     return (
@@ -132,10 +128,7 @@ def _code() -> Finding:
 
 
 def _space(plan: Plan, folder: Path) -> Finding:
-    """Compare what is free with a checkpoint: weights and moments.
-
-    Raises CheckpointError if that doesn't fit.
-    """
+    """Compare free space with a checkpoint's size. Raises CheckpointError if that doesn't fit."""
     moments = max(num_moments(plan.config.optimizer, group) for group in GROUPS)
     needed = (
         (1 + moments)
@@ -156,10 +149,7 @@ def _space(plan: Plan, folder: Path) -> Finding:
 
 
 def _stamps(world: World) -> list[float]:
-    """Return this rank's time of day at moments that all ranks share, as well as a barrier can tell.
-
-    Collective.
-    """
+    """Return times of day at moments that all ranks share, as barriers can tell. Collective."""
     stamps = []
     for _ in range(ROUNDS):
         world.barrier("comparing clocks")
@@ -168,10 +158,7 @@ def _stamps(world: World) -> list[float]:
 
 
 def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
-    """Compare clocks with rank 0's.
-
-    The smallest difference of each node counts, since ranks leave a barrier late and never early.
-    """
+    """Compare nodes' clocks with rank 0's by the least difference: ranks leave barriers late."""
     apart = defaultdict[str, list[float]](list)
     for host, mine in zip(hosts, stamps):
         apart[host] += [here - first for here, first in zip(mine, stamps[0])]
@@ -222,11 +209,7 @@ def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, f
 def _mesh(
     world: World, plan: Plan, names: Sequence[str] | None = None
 ) -> tuple[Mesh, dict[str, Sequence[int]]]:
-    """Return axes to measure, those of `names` or all on which something will travel, and this
-    rank's on each.
-
-    Collective.
-    """
+    """Return axes to measure (`names`, or all with traffic), and this rank's. Collective."""
     axes = plan.axes
     keys = plan.config.comm
     own = {
@@ -244,10 +227,7 @@ def _mesh(
 
 
 def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[MeasuredLink]]:
-    """Measure the links of every axis on which something will travel, one axis after the other.
-
-    Collective.
-    """
+    """Measure the links of every axis with traffic, one axis after the other. Collective."""
     mesh, own = _mesh(world, plan)
     speeds = {}
     for name, ranks in own.items():
@@ -284,10 +264,7 @@ def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) ->
 
 
 def receiver(rank: int, size: int, turn: int) -> int | None:
-    """Return the rank of an axis that `rank` sends to in turn 0 or 1; None if it doesn't.
-
-    An odd one at the end has nobody.
-    """
+    """Return whom a rank of an axis sends to in turn 0 or 1; None: an odd one has nobody."""
     if rank % 2 != turn or (rank + 1 == size and size % 2):
         return None
     return (rank + 1) % size

@@ -161,10 +161,7 @@ class RunDir:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        """Release the directory when a run ends in good order.
-
-        After a failure the next one says that this one is gone.
-        """
+        """Release the directory; not after a failure: the next run says that this one is gone."""
         if error is None or getattr(error, "everywhere", False):
             self.release()
 
@@ -175,11 +172,7 @@ class RunDir:
             self._lock = None
 
     def _require_usable(self) -> None:
-        """Raise CheckpointError unless the directory, and what a run keeps in it, is writable, or
-        can be made.
-
-        It writes nothing.
-        """
+        """Raise CheckpointError unless the directory and its entries are usable. Writes nothing."""
         try:
             nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         except (OSError, ValueError) as error:  # too long, a null byte
@@ -251,12 +244,7 @@ class RunDir:
             return False
 
     def begin(self, asked: LoadedConfig, resolved: LoadedConfig) -> None:
-        """Write the configuration, when everything is checked.
-
-        From here on this is the directory of this run.
-
-        Raises CheckpointError.
-        """
+        """Write the configuration: the directory is this run's now. Raises CheckpointError."""
         try:
             with replacing(self.config) as file:
                 file.write(to_toml_with_derived(asked, resolved).encode())
@@ -369,10 +357,7 @@ def run_that_has(path: Path) -> Path | None:
 
 
 def _edited_tables(origins: Origins, path: Path) -> set[str]:
-    """Return the tables of which a key was changed in config.toml by hand, of those whose keys decide others.
-
-    What was derived from the key before says nothing then.
-    """
+    """Return tables edited by hand whose keys decide others: what was derived says nothing then."""
     by_hand = {
         key.partition(".")[0] for key, origin in origins.by_key.items() if origin == (FILE, shown(path))
     }
@@ -381,10 +366,7 @@ def _edited_tables(origins: Origins, path: Path) -> set[str]:
 
 
 def _as_it_was(key: str, before: Config) -> str:
-    """Return how to get the value of a key that was derived in the run before.
-
-    "" for one that its user gives.
-    """
+    """Return how to get a key's value that the run before derived; "" for one that is given."""
     if key == "model.vocab":
         return f" and its tokenizer, data.tokenizer = {shown(repr(before.data.tokenizer))} as it was then"
     # another number of ranks derives another one
@@ -462,9 +444,7 @@ def step_in(line: bytes) -> int | None:
 
 
 def number_in(line: bytes, key: str) -> int | None:
-    """Return an integer of a line of metrics.jsonl or ends.jsonl; None if it is torn, damaged, or
-    without it.
-    """
+    """Return an integer of a JSON line; None if it is torn, damaged, or without it."""
     try:
         number = json.loads(line)[key] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -513,9 +493,7 @@ def require_run(run: RunDir) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """Raise CheckpointError if what a run keeps in its directory is a link, or anything else than
-    it should be.
-    """
+    """Raise CheckpointError for a link, or a wrong kind, among what a run directory keeps."""
     for name, needed in ENTRIES.items():
         kind = kind_of(folder / name)
         if kind not in (None, needed):

@@ -43,10 +43,7 @@ def free_bytes(folder: Path = FOLDER) -> int | None:
 
 
 def too_little(free: int | None, num_ranks: int, folder: Path = FOLDER) -> str:
-    """Say so if `free` bytes are too little for MPI_Init of so many ranks on one node.
-
-    A page that isn't there is SIGBUS, and no error.
-    """
+    """Say if `free` bytes are too little for MPI_Init of so many ranks: no page means SIGBUS."""
     needed = num_ranks * BYTES_OF_A_RANK
     if free is None or free >= needed:
         return ""

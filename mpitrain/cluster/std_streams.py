@@ -24,10 +24,7 @@ SIZES = ("COLUMNS", "LINES")  # of the terminal, for the libraries that write to
 
 
 class Unread(io.FileIO):
-    """A stream nobody has to read: `| head -1` ends nothing, and other errors are kept for who wants to know.
-
-    Training continues.
-    """
+    """A stream nobody has to read: training survives `| head -1`; other errors are kept."""
 
     error: OSError | None = None
     _is_seen: bool | None = None

@@ -273,9 +273,7 @@ class Watchdog:
             self._drop(rank)
 
     def _reason_of_the_end(self, rank: ConnectedRank) -> ConnectedRank | None:
-        """Return another rank that is ending and wasn't killed, if this one was, or is forgotten by now;
-        None without one.
-        """
+        """Return another ending rank that wasn't killed, if this one was; None without one."""
         if rank.slot is None or end_of(rank.where.pid) not in (None, *BY_LAUNCHERS):
             return None
         others = [(other, end_of(other.where.pid)) for other in self.connections.ranks if other is not rank]
@@ -347,10 +345,7 @@ class Watchdog:
             self._meet()
 
     def _meet(self) -> None:
-        """Begin to watch limits when all ranks of this node are known.
-
-        Refuse where there are more, of another one.
-        """
+        """Watch limits once all ranks of this node are known; refuse where there are more."""
         rank, num_ranks, (stderr, meeting_fd, *door) = self.meeting
         if len(self.connections.ranks) < num_ranks:
             return
@@ -373,10 +368,7 @@ class Watchdog:
         rank.send(READY if complete else REFUSED)
 
     def _miss(self, rank: ConnectedRank, status: int | None) -> None:
-        """Report a rank that is gone, unless it has said why.
-
-        status: end_of() its process.
-        """
+        """Report a rank that is gone without a word. status: end_of() its process."""
         where = rank.where
         if self.ended or self._has_said_why(rank, where):
             return
@@ -402,9 +394,7 @@ class Watchdog:
         return where.state in (ABSENT, LEFT) or rank.number in self.gave_up or leaves
 
     def _lose_launcher(self) -> None:
-        """Report that the launcher is gone, if ranks are left: nothing else ends them where one is
-        stopped.
-        """
+        """Report a lost launcher, if ranks are left: nothing else ends them if one is stopped."""
         if self.launcher_lost:
             return
         self._forget_launcher()
@@ -464,9 +454,7 @@ class Watchdog:
     # ------------------------------------------------------------ what the watchdog sees
 
     def _look(self, now: float) -> None:
-        """Ask around about a rank whose limit is over; ranks that wait are at fault only if none
-        here works.
-        """
+        """Ask around about a rank over its limit; waiting ones count only if none here works."""
         ranks = [(rank, rank.where) for rank in self.connections.ranks]
         late = [where for rank, where in ranks if rank.is_late(where, now)]
         grace_s = GATHER_S if self.nodes.alone else GATHER_S + ELSEWHERE_S
@@ -498,9 +486,7 @@ class Watchdog:
     # ------------------------------------------------------------ with the watchdogs of other nodes
 
     def _ask_around(self) -> None:
-        """Have it reported who is behind, by the first node's watchdog, which asks the others where
-        their ranks are.
-        """
+        """Have the first node's watchdog, which asks the others, report who is behind."""
         self.ask_at = float("inf")
         if self.phase is not WatchdogPhase.WATCHING:
             return

@@ -78,10 +78,7 @@ class WatchdogClient:
             send_signal(self._pid, signal.SIGCONT)
 
     def refuse(self) -> None:
-        """End a job one of whose ranks can start no thread, as bad input; does not return.
-
-        The watchdog prints the first report.
-        """
+        """End a job one of whose ranks can start no thread, as bad input; does not return."""
         report = (
             f"mpitrain: {self._place.who} on {os.uname().nodename}: no thread can be started; {no_more()}"
         )
@@ -103,10 +100,7 @@ class WatchdogClient:
             self._place.take(memory)
 
     def _greet(self, connection: socket.socket | None) -> None:
-        """Continue when a watchdog sees what happens to this rank, and no other one does.
-
-        Raises OSError or queue.Empty.
-        """
+        """Continue once a watchdog, and no other, sees this rank. Raises OSError or queue.Empty."""
         if connection is None:
             return
         known = self.connection
@@ -121,19 +115,13 @@ class WatchdogClient:
         self._leave(known)
 
     def _answer_of(self, connection: socket.socket, message: bytes, *given: int) -> bytes:
-        """Send a watchdog a message with descriptors, and return what it answers to the thread.
-
-        Raises OSError or queue.Empty.
-        """
+        """Send a message with descriptors; return the answer. Raises OSError or queue.Empty."""
         self._answers = queue.SimpleQueue()  # that one has ended may be in the other
         socket.send_fds(connection, [message], given)
         return self._answers.get(timeout=READY_S)
 
     def join(self, world: World) -> None:
-        """Have one watchdog for the ranks of this node, which knows those of other nodes.
-
-        Collective over all ranks.
-        """
+        """Have one watchdog for this node's ranks, which knows other nodes'. Collective."""
         meeting, door = _meeting_of(world)
         with self._place.waiting("joining the watchdog of this node"):
             known = world.node.allgather(0 if self.connection is None else peer_of(self.connection).pid)
@@ -153,10 +141,7 @@ class WatchdogClient:
         self.wake()  # the thread listens to another, or looks no more
 
     def _introduce_ranks(self, world: World, meeting: Meeting, door: socket.socket | None) -> bool:
-        """Tell the watchdog which ranks are here.
-
-        Return whether it watches them. Collective over the ranks of this node.
-        """
+        """Tell the watchdog which ranks are here; return whether it watches them. Collective."""
         return world.node.bcast(
             self._introduce(world.node.size, meeting, door) if world.node.rank == 0 else None
         )
@@ -178,10 +163,7 @@ class WatchdogClient:
             os.close(meeting_fd)
 
     def _start_for_node(self, world: World) -> bool:
-        """Start a watchdog for the ranks of this node; return whether all are connected.
-
-        Collective over these ranks.
-        """
+        """Start a watchdog for this node's ranks; return whether all connected. Collective."""
         address = world.node.bcast(self._start() if world.node.rank == 0 else None)
         if not address:
             return False
@@ -217,10 +199,7 @@ class WatchdogClient:
             self.tell(messages.SPARES, 0, "")
 
     def _leave(self, known: socket.socket | None) -> None:
-        """Have a watchdog forget this rank.
-
-        It closes the connection, which the thread may be listening to.
-        """
+        """Have a watchdog forget this rank, and close the connection that a thread may hear."""
         if known is not None:
             with suppress(OSError):
                 known.send(messages.BYE)
@@ -284,10 +263,7 @@ class WatchdogClient:
                 send_signal(self._pid, signal.SIGCONT)
 
     def _speak_for(self) -> None:
-        """Print what the watchdog was to print, and end the job.
-
-        The launcher waits for the watchdog, which therefore is killed.
-        """
+        """Print what the watchdog was to print; kill it, as the launcher waits; end the job."""
         _, report, code = self.undelivered
         if self.connection is not None and self._pid:
             send_signal(self._pid, signal.SIGKILL)
@@ -301,9 +277,7 @@ class WatchdogClient:
         self.connection.send(kind + b"%d " % code + text.encode(errors="replace")[-MOST_TEXT:])
 
     def end_job(self, report: str, code: int, kind: bytes = messages.FAILED) -> None:
-        """Have a report printed and the job ended, by the watchdog, which prints the first one only, or
-        here.
-        """
+        """Report and end the job through the watchdog, which prints the first report, or here."""
         flush()
         here = with_saved(report, NOT_KNOWN if code == BAD_INPUT else self._place.saved)
         try:
@@ -319,10 +293,7 @@ class WatchdogClient:
 
 
 def ready(descriptors: list[int], timeout_s: float | None) -> set[int]:
-    """Wait until there is something to read, or an end; return where.
-
-    It isn't done by select(), which takes no number above 1023.
-    """
+    """Wait for input or an end; return where. select() takes no number above 1023."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -330,19 +301,14 @@ def ready(descriptors: list[int], timeout_s: float | None) -> set[int]:
 
 
 def _first_connection() -> socket.socket | None:
-    """Return a connection to the watchdog that this launcher's ranks on this node have from their
-    first line, if they can.
-    """
+    """Return a connection to the watchdog of this launcher's ranks here, from their first line."""
     with suppress(OSError):
         return watchdog_rendezvous.connect_to_job()
     return None
 
 
 def _meeting_of(world: World) -> tuple[Meeting, socket.socket | None]:
-    """Return how this node's watchdog finds those of the others, and the door of the first node's, on rank 0.
-
-    Collective.
-    """
+    """Return how watchdogs of nodes meet, and on rank 0 the first node's door. Collective."""
     if world.num_nodes == 1:
         return Meeting(names=(os.uname().nodename,)), None
     door, offer = None, None

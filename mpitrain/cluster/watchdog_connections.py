@@ -79,10 +79,7 @@ class Connections:
         return [rank for rank in self.connected.values() if rank.slot is not None]
 
     def ready(self) -> Iterator[int]:
-        """Wait for LOOK_S at most; yield the descriptors on which something has happened.
-
-        The launcher's comes last: a rank that is gone as well may be the reason, and is named.
-        """
+        """Wait at most LOOK_S; yield what has news, the launcher last: a lost rank may be why."""
         self._dropped.clear()
         ready = [descriptor for descriptor, _ in self._poll.poll(LOOK_S)]
         for descriptor in sorted(ready, key=lambda number: number == self._launcher):

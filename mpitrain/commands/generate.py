@@ -71,8 +71,5 @@ def read_prompts(path: str) -> list[str]:
 
 
 def visible(text: str) -> str:
-    """Return text for a terminal, without what it would obey: a model can be taught to say that.
-
-    Ordinary spaces and joiners stay.
-    """
+    """Return text for a terminal, which obeys nothing in it; ordinary spaces and joiners stay."""
     return "".join("\ufffd" if obeyed(c) else c for c in text)

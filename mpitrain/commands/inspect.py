@@ -110,10 +110,7 @@ def _planned_from(given: LoadedConfig, ranks: JobRanks) -> Callable[[Config], Pl
 
 
 def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str], int]:
-    """Return the plan of a run, what is said of a layout that wasn't given, and the bytes that count.
-
-    Raises ConfigError for one that the named machine, or memory.limit_gb, has no room for.
-    """
+    """Return plan, what is said of a layout not given, bytes that count. Raises ConfigError."""
     ranks = _ranks_on(given.config, num_ranks)
     chosen, lines = _chosen(given, ranks)
     plan = _plan_of(chosen, ranks)
@@ -196,9 +193,7 @@ def _traffic(plan: Plan, rank: int) -> str:
 
 
 def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
-    """Return what a rank of each pipeline rank will hold, as a table in MB, and what other settings
-    would make of it.
-    """
+    """Return the memory of each pipeline rank in MB, and what other settings would make of it."""
     given = settings.read(path, overrides)
     ranks = _ranks_on(given.config, num_ranks)
     chosen, said = _chosen(given, ranks)
@@ -312,9 +307,7 @@ def _unequal(plan: Plan) -> str:
 
 
 def _divided(programs: Sequence[Sequence[Action]], report: Proof, parallel: Parallel) -> str:
-    """Say how often gradients are reduced and weights are fetched in a step, which
-    `parallel.reduce` and `.gather` choose.
-    """
+    """Say how often a step reduces gradients and fetches weights (parallel.reduce, .gather)."""
     if parallel.zero < 2:
         return ""
     reductions = ", ".join(str(sum(action.kind == "REDUCE" for action in program)) for program in programs)

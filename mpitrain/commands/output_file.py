@@ -87,10 +87,7 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def write(option: str, out: str, content: bytes) -> None:
-    """Write a file at once, when all of it is there; after an error it is what it was before.
-
-    Raises ConfigError.
-    """
+    """Write a file whole, or leave what was there. Raises ConfigError."""
     try:
         with replacing(Path(out)) as file:
             file.write(content)

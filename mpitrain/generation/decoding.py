@@ -70,10 +70,7 @@ def why_not_cached(plan: Plan) -> str | None:
 
 
 def length_in_memory(plan: Plan) -> int:
-    """Return for how many tokens, at most data.sequence, keys and values fit beside the weights.
-
-    Raises ConfigError if none do.
-    """
+    """Return the tokens, data.sequence at most, whose cache fits in memory. Raises ConfigError."""
     itemsize = itemsizes_of(plan.config)[0]
     layers = _layers(plan)
     weights = sum(spec.numel for spec in plan.parameters()) * itemsize

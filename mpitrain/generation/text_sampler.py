@@ -100,10 +100,7 @@ class TextSampler:
         self._stage = _load(rundir, plan)
 
     def text(self, number: int) -> Iterator[str]:
-        """Yield a prompt, by its number, and then text as it is sampled: what it would be alone.
-
-        Of a chat the answer alone.
-        """
+        """Yield a prompt and its text as it is sampled, as if alone; of a chat the answer alone."""
         request = self.request
         generator = torch.Generator().manual_seed(request.seed)
         ids = list(self._ids[number])
@@ -147,10 +144,7 @@ def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]
 
 
 def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
-    """Say so if the run's tokens are another tokenizer's.
-
-    No more: one written with other spaces gives the same.
-    """
+    """Warn of another tokenizer than the run's, and no more: other spaces give the same tokens."""
     with suppress(DataError, OSError):
         if describe(rundir.data).origin.tokenizer != tokenizer.identity:
             warn(
@@ -210,10 +204,7 @@ def _questions(
 
 
 def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_tokens: int) -> Config:
-    """Return the configuration of the whole model for at most `num_tokens` tokens.
-
-    Raises ConfigError before anything is allocated.
-    """
+    """Return a configuration of the whole model for num_tokens at most. Raises ConfigError."""
     one = on_one_rank(config)
     threads = min(one.run.threads, len(cores_of_process()))
     one = msgspec.structs.replace(

@@ -143,10 +143,7 @@ class PreparedCorpus:
         return f"{corpus.content} {self._config.data.sequence} {BLOCK}"
 
     def keep(self) -> None:
-        """Keep beside the tokens what the next start needn't find out: verified files, copies, packs.
-
-        One rank calls it, once nothing can be refused any more.
-        """
+        """Keep verified files, copies and packs for the next start. By one rank, at the end."""
         corpus = describe(self._folder)
         note_intact(self._folder, corpus)
         if self._found:

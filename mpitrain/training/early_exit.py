@@ -83,9 +83,7 @@ class Leaving:
         self._validation_s = max(self._validation_s, took_s)
 
     def end_step(self, save_s: float) -> None:
-        """Note how long the step took, its validation included and its save not, and how long the
-        last save took until it was committed.
-        """
+        """Note a step's seconds, with validation and without its save, and how long that took."""
         self._steps.append(time.monotonic() - self._began)
         self._longest_save_s = max(self._longest_save_s, save_s)
 

@@ -203,10 +203,7 @@ class Opening:
         needs: Mapping[str, Any],
         each: Callable[[str], object],
     ) -> Newest:
-        """Return the newest checkpoint in memory, if it is newer than what is saved.
-
-        None of the last step: that has to be saved on disk. Collective over all ranks.
-        """
+        """Return the newest step in memory, if newer than saved and not the last. Collective."""
         self.guard.requests.is_unsaved = False
         if memory is None or not memory.is_used():
             return saved
@@ -232,10 +229,7 @@ class Opening:
         return newest if newest.step else saved
 
     def _memory(self) -> NodeMemory | None:
-        """Return where the run is, or is to be, in memory; None if it isn't there.
-
-        Collective over all ranks.
-        """
+        """Return where the run is, or is to be, in memory; None if it isn't there. Collective."""
         is_named = self.world.on_first_rank(
             "looking for copies in memory", lambda: named_folder(self.rundir) is not None
         )
@@ -269,9 +263,7 @@ class Opening:
         return token
 
     def _describe_text(self) -> str:
-        """Say what was read and what wasn't: files that are passed over without a word are missed
-        by nobody.
-        """
+        """Say what was read, and what was passed over: nobody misses that otherwise."""
         corpus = describe(self.rundir.data)
         special = f"{self.vocabulary.description}; special tokens that are spelled out in a text are text"
         return (

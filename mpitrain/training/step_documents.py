@@ -172,10 +172,7 @@ def _coordinates(config: Config, rank: int) -> dict[str, int]:
 
 
 def _placement(config: Config, length: int) -> SequencePlacement | None:
-    """Return where the positions of rows are, if they are spread over ranks.
-
-    length: of the rows that sequences are cut into.
-    """
+    """Return where rows of `length` have their positions, if they are spread over ranks."""
     parallel, model = config.parallel, config.model
     if parallel.cp == 1:
         return None
@@ -198,10 +195,7 @@ def order_of_run(rundir: RunDir, config: Config) -> str:
 
 
 def tokenizer_of_run(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
-    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere.
-
-    Of all that its reader may read.
-    """
+    """Return the given tokenizer, else the run's own, which must lie inside its directory."""
     name = data.tokenizer
     end = data.end_of_text
     begin = data.begin_of_text

@@ -36,10 +36,7 @@ def require_tasks(run: Run) -> None:
 
 
 def read_tasks(plan: Plan, rundir: RunDir, tokenizer: Tokenizer, sources: Collection[str]) -> Tasks:
-    """Return the tasks of a run, which fit into its rows whatever their length. Raises InputError.
-
-    sources: that are validated, too.
-    """
+    """Return a run's tasks, which fit its rows. sources: validated, too. Raises InputError."""
     config = plan.run_config
     vocabulary = EvaluatedVocabulary.of_run(rundir, config.data, tokenizer, own=True)
     tasks = {

@@ -127,10 +127,7 @@ class Trainer:
         return self.code is None and step < self.config.run.steps and step + 1 not in self.steps_here
 
     def begin(self) -> None:
-        """Say what is trained, and settle which steps are traced, recorded and measured.
-
-        Collective over all ranks; raises StoppedEarly.
-        """
+        """Say what is trained; choose what is traced, recorded. Collective; raises StoppedEarly."""
         announcements = Announcements(
             self.world,
             self.actor,
@@ -155,10 +152,7 @@ class Trainer:
         self.profiling.choose(self.counts.step)
 
     def steps(self) -> Iterator[dict]:
-        """Run the steps that are left, each when it is asked for, and yield its line of metrics.jsonl.
-
-        Collective over all ranks.
-        """
+        """Run the steps left as they are asked for; yield lines of metrics.jsonl. Collective."""
         if self.counts.step == 0:
             self._log({"step": 0, **self.validate(), "time": time.time()})
         self.guard.requests.begin_steps()
@@ -239,10 +233,7 @@ class Trainer:
         return line | self.saver.lines()
 
     def _validate_if_due(self) -> dict[str, Any]:
-        """Return the loss of validation and the loads of experts, after steps that ask for them.
-
-        Collective over all ranks.
-        """
+        """Return validation loss and loads of experts, where a step asks for them. Collective."""
         run = self.config.run
         due = self.counts.step == run.steps or (run.eval_every and self.counts.step % run.eval_every == 0)
         if not due or self.urgency == HURRY:
@@ -306,10 +297,7 @@ class Trainer:
         return due or edge or stop > STAY
 
     def _end(self, reason: str) -> int:
-        """Return the exit code after the last step, when nothing is being saved any more.
-
-        reason: why it isn't worth saving.
-        """
+        """Wait for the last save; return the exit code. reason: why it isn't worth saving."""
         self.saver.finish()
         last = self.saver.last
         if reason or last.unhealthy:
@@ -364,10 +352,7 @@ class Trainer:
         self.place.name(self.place.who, self.limit.seconds)
 
     def _count_skips(self, result: StepResult) -> str:
-        """Count the steps that were skipped in a row, and say so.
-
-        Return why the run has to end, if it has to. Alike on all ranks.
-        """
+        """Count and report skipped steps in a row; return why the run ends. Alike on all ranks."""
         most = self.config.run.max_skips
         if not (result.skipped or result.spike):
             self.counts.skipped_in_a_row = 0
@@ -390,10 +375,7 @@ class Trainer:
         return line
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
-        """Append a line to metrics.jsonl before the next step, and show it.
-
-        It is synced before a checkpoint is committed.
-        """
+        """Append a line to metrics.jsonl and show it; it is synced before a checkpoint's commit."""
         if self.mesh.rank:
             return
         self.place.enter("step", f"writing {self.rundir.metrics}")
@@ -419,10 +401,7 @@ class Trainer:
         self.saver.start(self.counts.step, self.recovery.meta(line))
 
     def _roll_back(self, last: int) -> int | None:
-        """Go back to a checkpoint after a spike; return the exit code if the run has to end.
-
-        Collective over all ranks.
-        """
+        """Go back to a checkpoint after a spike; return the exit code if it ends. Collective."""
         most = self.config.spikes.most
         if most and self.spikes.rollbacks >= most:
             return self._diverged(

@@ -73,10 +73,7 @@ class Trainers:
         return bool(self._stack.__exit__(*error))
 
     def advance(self) -> None:
-        """Free the communicators, and build the trainer of the next step: it resumes from a saved one.
-
-        Collective over all ranks; raises as built() does.
-        """
+        """Build the next trainer, which resumes from a saved step. Collective; raises as built()."""
         self._stack.close()
         opened, counts = self._opened, self.now.counts
         newest = opened.saved._replace(step=counts.step, folder=opened.rundir.checkpoints)
@@ -132,10 +129,7 @@ def _built(
     guard: Guard,
     record: RecordRequest | None,
 ) -> Trainer:
-    """Look at the machine, build the model and read the newest checkpoint.
-
-    Collective over `world`; raises as built() does.
-    """
+    """Look at the machine, build the model, read the checkpoint. Collective; raises as built()."""
     config = opened.plan.config
     place = guard.place
     report = RunReport(world.rank, 0, log_pace(config.run))

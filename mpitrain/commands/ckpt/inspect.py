@@ -27,10 +27,7 @@ LIBRARIES = "the version of "
 
 
 def inspect(path: str, step: int | None, arrays: bool, json: bool) -> tuple[str, int]:
-    """Return what to print, and 0, or 1 if a step is damaged.
-
-    Raises CheckpointError if there is none. Reads no arrays.
-    """
+    """Return what to print, and 0, or 1 for damage; reads no arrays. Raises CheckpointError."""
     steps = steps_at(path, step)
     looked_at = steps.committed if json else steps.committed[-MOST_SHOWN:]
     facts_of_all = (_facts(steps, folder) for folder in looked_at)
@@ -65,10 +62,7 @@ def _overview(steps: Steps, every: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _facts(steps: Steps, step: int) -> dict[str, Any]:
-    """Return what can be known of a step without reading its arrays.
-
-    What is wrong with it, if something is, in `damage`.
-    """
+    """Return what is known of a step without reading arrays; `damage`: what is wrong."""
     try:
         with steps.open(step) as checkpoint:
             check_sizes(checkpoint)

@@ -32,10 +32,7 @@ MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
 
 
 def main(kind: str, asked: JobRequest, say: Callable[[str], None]) -> int:
-    """Write the script, explain it, and submit it.
-
-    Nothing is written where the configuration can't run on that many ranks.
-    """
+    """Write, explain and submit the script; nothing where the configuration can't run."""
     scheduler = SCHEDULERS[kind]
     _ = asked.seconds  # refused before anything else
     path = Path(asked.out or f"{_name(asked.config)}.{kind}{Path(scheduler.template).suffix}")
@@ -164,10 +161,7 @@ def _as_yaml(text: str) -> str:
 
 
 def _require_lines(asked: JobRequest, path: Path) -> None:
-    """Raise ConfigError for text that would be more than a line of the script.
-
-    What follows a line break would be a command.
-    """
+    """Raise ConfigError for text of more than one line: what follows would be a command."""
     options = [
         (f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")
     ]
@@ -197,10 +191,7 @@ def template(name: str) -> str:
 
 
 def _fill(text: str, values: dict[str, str]) -> str:
-    """Fill in what is between @.
-
-    A value of several lines is indented as its place is, and a line that comes to nothing goes.
-    """
+    """Fill in @names@; lines of a value get its indent, and a line that becomes empty goes."""
     lines = []
     for line in text.splitlines():
         filled = re.sub("@([a-z_]+)@", lambda match: values.get(match[1], match[0]), line)
@@ -298,10 +289,7 @@ def _absolute_paths(plan: Plan) -> list[str]:
 
 
 def _submit(scheduler: Scheduler, path: Path) -> int:
-    """Give the script to the scheduler, which says what it makes of it.
-
-    Raises MpitrainError if it refuses it.
-    """
+    """Give the script to the scheduler, which prints. Raises MpitrainError if it refuses."""
     *command, last = scheduler.submit
     by_input = last == "<"
     file = f"./{path}" if str(path).startswith("-") else str(path)  # no option of the scheduler

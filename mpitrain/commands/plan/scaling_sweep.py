@@ -48,10 +48,7 @@ class ToScale(NamedTuple):
 
 
 def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
-    """Have the first ranks of each number take steps, and print all. Collective over all ranks.
-
-    Raises InputError, alike on all ranks, before the first step if a number can't have a layout.
-    """
+    """Have the first ranks of each number take steps, print all. Collective; raises InputError."""
     world = guard.connect(may_be_alone=True)
     plans = world.on_every_rank("planning each number of ranks", lambda: _read(asked, world))
     world.require_same({"the layouts": repr([(each.typed, each.ranks) for each in plans])})

@@ -40,10 +40,7 @@ def keys_named(name: str | None) -> list[str]:
 
 
 def origins_of(path: str, name: str | None) -> str:
-    """Return a line for each key of a run directory, or of a configuration file, that has a value.
-
-    name: of a key or a table; None: all. Raises InputError.
-    """
+    """Return a line for each key with a value (of `name`), of a run or file. Raises InputError."""
     from mpitrain.cluster.rundir import RunDir, read_with_origins, require_run
 
     keys = keys_named(name)

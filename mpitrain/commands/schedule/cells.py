@@ -57,10 +57,7 @@ def tint(kind: str, shade: int, num_tints: int) -> tuple[float, float, float]:
 
 
 def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, float]) -> None:
-    """Draw all ranks' rows.
-
-    `points`: the width of one unit of time and the height of a row, for labels to fit.
-    """
+    """Draw all ranks' rows. points: width of a unit of time and height of a row, for labels."""
     cells = [(rank, *cell) for rank in range(len(timeline.programs)) for cell in timeline.walks(rank)]
     _background(axes, len(timeline.programs), timeline.makespan)
     thin = min(
@@ -121,9 +118,7 @@ def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> 
 def _labels(
     axes: Axes, cells: list[tuple[int, Action, float, float]], look: Look, points: tuple[float, float]
 ) -> None:
-    """Write microbatch numbers, all in one size, into the cells that are long enough for the
-    longest number.
-    """
+    """Write microbatch numbers, all in one size, into the cells that have room."""
     if not cells:
         return
     smallest, largest = FONT_SIZES

@@ -84,10 +84,7 @@ def _settled(curve: Curve, end: float) -> Curve:
 
 
 def _each_rank(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> None:
-    """Draw an area per rank, all in one scale, in the order of the rows above.
-
-    At the right end each one's peak.
-    """
+    """Draw an area per rank in one scale, in the rows' order, and at its right end its peak."""
     limit = played.memory_limit
     most = max(*played.peak_stashes, limit or 0)
     for rank, (curve, peak) in enumerate(zip(curves, played.peak_stashes)):

@@ -67,10 +67,7 @@ class Checks:
         return Recording(self._record.path_in(self._rundir.path), self._actor, rows, facts)
 
     def _recorded(self, recording: Recording | None, compute: Callable[[], Work]) -> Work:
-        """Compute, on one rank while it is recorded, and say if it could not be.
-
-        Collective over all ranks.
-        """
+        """Compute, recorded on one rank, and say if it couldn't be recorded. Collective."""
         work = (recording or run_once)(compute)
         failed = "".join(
             self._world.all_gather("whether the step is recorded", recording.failed if recording else "")
@@ -81,10 +78,7 @@ class Checks:
         return work
 
     def corruption(self, step: int, saving: bool) -> Corruption:
-        """Return what of the state after a step can't be relied on.
-
-        What it returns is alike on all ranks; it is collective over them.
-        """
+        """Return what of the state can't be relied on, alike on all ranks. Collective."""
         if self._recompute and self._recompute.verdict.text:
             self._say(f"step {step}: {self._recompute.verdict.text}")
             if self._recompute.verdict.persistent:

@@ -28,10 +28,7 @@ MOST_NAMED = 8
 
 
 class Odd(NamedTuple):
-    """A part of a tensor of which ranks have different copies.
-
-    ranks: those with another one than most; all, if there is no majority.
-    """
+    """A tensor's part with different copies. ranks: unlike the majority; all, if there is none."""
 
     key: int
     ranks: tuple[int, ...]
@@ -46,12 +43,7 @@ class Corruption(NamedTuple):
 
 
 def different(actor: Actor, world: World) -> Corruption:
-    """Return which copies differ, and where they are.
-
-    What it returns is alike on all ranks; it is collective over all ranks.
-
-    Waits for weights that are on their way. Nothing is changed.
-    """
+    """Return which copies differ, alike on all ranks. Collective; waits for pending weights."""
     names = dict[int, str]()
     digests = dict[int, int]()
     for name, x in _state(actor):

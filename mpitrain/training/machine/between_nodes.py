@@ -21,9 +21,7 @@ MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
 
 
 def settled(plan: Plan, world: World, placement: DevicePlacement) -> tuple[Plan, str]:
-    """Return the plan with nothing left open, and why, for the user: nothing where data ranks
-    exchange within nodes only. Collective.
-    """
+    """Return the settled plan, and why; "" where data ranks stay in a node. Collective."""
     names = axes_between(plan)
     if not (left_open(plan) and _cross(names, plan, world)):
         return plan, ""

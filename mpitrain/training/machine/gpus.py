@@ -25,10 +25,7 @@ VISIBLE = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a part of one that torch counts as one.
-
-    identity: the same in all processes of a node, whatever its index is there.
-    """
+    """A GPU, or a part that counts as one. identity: the same in all processes of a node."""
 
     name: str
     identity: str
@@ -67,10 +64,7 @@ def torch_gpus() -> Gpus:
 
 
 def use(index: int) -> None:
-    """Make a GPU the device of this thread, and its context the thread's.
-
-    Libraries below MPI ask the driver, which knows no more.
-    """
+    """Make a GPU, and its context, this thread's: libraries below MPI ask only the driver."""
     torch.cuda.set_device(index)
     # before CUDA 12 it is the first call that takes the context, not the choice
     torch.cuda.current_stream(index).query()
@@ -88,12 +82,7 @@ def _gpu(index: int, vendor: str, properties: object) -> Gpu:
 
 
 def identity(properties: object, index: int, vendor: str, environment: Mapping[str, str]) -> str:
-    """Return what names a GPU on its node.
-
-    Its UUID, else its place on the bus, else its number among those that the job was given.
-
-    Some of AMD's have no UUID, or one of zeros.
-    """
+    """Return what names a GPU: UUID (some of AMD's have none), place on the bus, or number."""
     uuid = str(getattr(properties, "uuid", "")).strip()
     if uuid.strip("0-"):
         return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"

@@ -55,9 +55,7 @@ class PeakFlops(NamedTuple):
 
 
 def data_sheet(name: str) -> PeakFlops | None:
-    """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is
-    none here.
-    """
+    """Return a data sheet's figures for a GPU by torch's name for it; None if there is none."""
     matches = (
         (flops, sheet) for pattern, flops, sheet in DATA_SHEETS if re.search(pattern, name, re.IGNORECASE)
     )
@@ -66,11 +64,7 @@ def data_sheet(name: str) -> PeakFlops | None:
 
 
 def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) -> PeakFlops:
-    """Return the peak of all ranks: of each GPU as the first of its ranks knows it, of CPUs what
-    rank 0 measures.
-
-    It is collective.
-    """
+    """Return the peak of all ranks: GPUs' as known, of CPUs what rank 0 measures. Collective."""
     asked = placement.first if placement.gpu else world.rank == 0
     peaks = [
         one
@@ -123,10 +117,7 @@ def _of(placement: DevicePlacement, dtype: torch.dtype) -> PeakFlops:
 
 
 def _fitting(dtype: torch.dtype, memory_bytes: int) -> Sequence[int]:
-    """Return the sizes whose matrices take a small part of a GPU's memory.
-
-    Where it is shared, others have theirs there.
-    """
+    """Return the sizes whose matrices take a small part of a GPU's memory, which may be shared."""
     return [n for n in SIZES_OF_GPU if 3 * n * n * dtype.itemsize <= memory_bytes / 8] or SIZES_OF_GPU[:1]
 
 
@@ -161,10 +152,7 @@ def _multiply_on(device: torch.device) -> Callable[[int, torch.dtype], Callable[
 
 
 def _seconds_of_gpu(work: Callable[[], None]) -> float:
-    """Return how long work takes.
-
-    A GPU computes after the call has returned: its own events tell when it has begun and ended.
-    """
+    """Return how long work takes by the GPU's events: it computes after the call has returned."""
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     begin.record()

@@ -44,9 +44,7 @@ class RecordRequest(NamedTuple):
             )
 
     def require_open(self, step: int, folder: Path) -> None:
-        """Raise ConfigError if a run that resumes after `step` is past this one; not if it is
-        recorded, since jobs start one command again.
-        """
+        """Raise ConfigError for a past step that isn't recorded: jobs repeat their command."""
         if self.step <= step and not self.path_in(folder).exists():
             raise ConfigError(
                 f"--record {self.rank}:{self.step}: the run resumes after step {step}; name a later step, or "

@@ -111,10 +111,7 @@ class Recording:
         self._opened.close()
 
     def _attempt(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write, if all that was to be written before could be.
-
-        Others wait for what this rank computes, and not for its disk.
-        """
+        """Write, if all before was written: others wait for what this rank computes, no disk."""
         if self.failed:
             return
         try:
