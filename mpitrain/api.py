@@ -28,7 +28,7 @@ from mpitrain.cluster import entry, std_streams
 from mpitrain.cluster.guard import Guard, is_guarded
 from mpitrain.cluster.status_board import BUSY, LEFT
 from mpitrain.comm.base.world import is_finalized
-from mpitrain.errors import DONE, FAILED, ConfigError, nearest, on_all_ranks
+from mpitrain.errors import DONE, FAILED, ConfigError, on_all_ranks, suggestion
 from mpitrain.inputs import shown
 
 if TYPE_CHECKING:
@@ -167,10 +167,7 @@ class _Door:
 
 
 class OpenRun:
-    """A run that is open, on one rank. Made by open_run().
-
-    live: is given the line on a terminal that shows the steps.
-    """
+    """A run that is open, on one rank; open_run() makes it. live: given the line of steps."""
 
     def __init__(self, trainers: "Trainers", live: ExitStack):
         self._trainers = trainers
@@ -259,33 +256,32 @@ class OpenRun:
 
         Raises ConfigError, alike on all ranks, for a name that no rank has.
         """
-        with self._door.within("array()"):
-            return self._whole(name)
-
-    def _names(self) -> list[str]:
-        names_of_ranks = self._trainer.world.all_gather("the names of arrays", list(self._parts()))
-        return sorted({name for names in names_of_ranks for name in names})
-
-    def _whole(self, name: str) -> "np.ndarray":
         import numpy as np
 
         name = str(name)  # whatever it is, the message below says that there is none
-        mine = self._parts().get(name, ())
-        parts_of_ranks = self._trainer.world.all_gather(f"the parts of {name}", mine)
-        parts = [part for rank_parts in parts_of_ranks for part in rank_parts]
-        if not parts:
-            raise on_all_ranks(ConfigError(f"no array is called {name}; {_near(name, self._names())}"))
+        with self._door.within("array()"):
+            parts = self._parts_of_ranks(name)
         whole = np.empty(parts[0][1].global_shape, parts[0][0].dtype)
         for array, extent in parts:
             where = (slice(begin, begin + n) for begin, n in zip(extent.offset, array.shape, strict=True))
             whole[tuple(where)] = array
         return whole
 
-    def end(self) -> int:
-        """End what is under way, and say how it went if the run is over; return the exit code.
+    def _names(self) -> list[str]:
+        names_of_ranks = self._trainer.world.all_gather("the names of arrays", list(self._parts()))
+        return sorted({name for names in names_of_ranks for name in names})
 
-        Collective over all ranks. open_run() calls it.
-        """
+    def _parts_of_ranks(self, name: str) -> list:
+        mine = self._parts().get(name, ())
+        parts_of_ranks = self._trainer.world.all_gather(f"the parts of {name}", mine)
+        parts = [part for rank_parts in parts_of_ranks for part in rank_parts]
+        if not parts:
+            hint = suggestion(name, self._names(), "OpenRun.arrays() has the names")
+            raise on_all_ranks(ConfigError(f"no array is called {name}; {hint}"))
+        return parts
+
+    def end(self) -> int:
+        """End what is under way; if the run is over say so, and return its exit code. Collective."""
         if self._code is None:
             with self._door.within("end()"):
                 self._door.shut()
@@ -310,8 +306,3 @@ class OpenRun:
 
         self._trainer.actor.settle()
         return dict(Snapshot(self._trainer.actor, copied=False).parts())
-
-
-def _near(name: str, known: list[str]) -> str:
-    near = nearest(name, known)
-    return f"did you mean {near}?" if near else "OpenRun.arrays() has the names"

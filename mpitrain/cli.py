@@ -133,13 +133,10 @@ def main() -> None:
     except MpitrainError as error:
         entry.report_error(error)
         code = error.exit_code
-    except ImportError as error:
-        if (fault := library_fault(error)) is None:
+    except (ImportError, OSError) as error:
+        fault = storage_fault(error) if isinstance(error, OSError) else library_fault(error)
+        if fault is None:
             raise
-        entry.report_error(fault)
-        code = fault.exit_code
-    except OSError as error:
-        fault = storage_fault(error)
         entry.report_error(fault)
         code = fault.exit_code
     except click.Abort:
@@ -422,8 +419,6 @@ MOST_STARTS = option_named("most", most_starts())
 
 
 def _for_scheduler(kind: str, title: str) -> None:
-    """Make `mpitrain job KIND`."""
-
     @job.command(kind, help=f"A job for {title}. Trains CONFIG on --nodes times --ranks-per-node ranks.")
     @options_of(JobRequest)
     def write(request: JobRequest) -> int:
@@ -498,22 +493,16 @@ def supervise(command: tuple[str, ...], most: int, nodes: int | None, ranks_per_
 
 def _run_options(command: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """Return the configuration and the overrides of `mpitrain run` in a command."""
-    at = next(
-        (at for at in range(len(command)) if command[at : at + 1] == ("run",) and _is_mpitrain(command[:at])),
-        None,
-    )
-    if at is None:
+    programs = map(os.path.basename, command)
+    words = enumerate(zip(programs, command[1:]), start=2)
+    begin = next((begin for begin, pair in words if pair == ("mpitrain", "run")), None)
+    if begin is None:
         raise ConfigError(
             f"COMMAND is {shown(shlex.join(command))}, needed is one with mpitrain run, such as "
             "mpirun -n 2 mpitrain run my.toml"
         )
-    given = run.make_context("run", list(command[at + 1 :])).params
+    given = run.make_context("run", list(command[begin:])).params
     return given["config"], given["overrides"]
-
-
-def _is_mpitrain(words: tuple[str, ...]) -> bool:
-    """Tell whether words end with the name of this program, as a command or as a module."""
-    return bool(words) and os.path.basename(words[-1]) == "mpitrain"
 
 
 @cli.command()

@@ -65,12 +65,7 @@ class StorageError(InputError):
 
 
 class StoppedEarly(MpitrainError):
-    """A rank has to leave where there is nothing to save.
-
-    where: it is.
-    why: it has to.
-    kept: what isn't lost.
-    """
+    """A rank leaves where nothing is to save. where: it is. why: it has to. kept: isn't lost."""
 
     exit_code = STOPPED_EARLY
 
@@ -150,3 +145,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches  # ranks whose names are right do without: 0.2 MB each
 
     return next(iter(get_close_matches(name, [*known], 1)), "")
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: str) -> str:
+    """Return a hint for a message: the nearest known name, or `otherwise`."""
+    near = nearest(name, known)
+    return f"did you mean {near}?" if near else otherwise

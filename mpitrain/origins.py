@@ -72,10 +72,7 @@ Record = Mapping[str, tuple[KeyOrigin, Any]]  # of keys, each with the value tha
 def recorded(
     record: Record, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
 ) -> dict[str, KeyOrigin]:
-    """Return the origins of a config.toml's keys.
-
-    record: as read_record() returns it. values: of the file. path: of the file.
-    """
+    """Return origins of a config.toml's keys. record: of read_record(). values, path: of it."""
     changed = changed_by_hand(record, values, defaults)
     unchanged = origins_in(record, values, KeyOrigin(DEFAULT))
     return unchanged | dict.fromkeys(changed, KeyOrigin(FILE, shown(path)))

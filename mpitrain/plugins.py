@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from mpitrain import config_hints
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ConfigError, suggestion
 from mpitrain.inputs import read_file, shown
 
 T = TypeVar("T")
@@ -80,10 +80,13 @@ def load(key: str, name: str, kind: type[T], needed: str) -> T:
     plugin = getattr(module, attribute, None)
     if isinstance(plugin, kind):
         return plugin
-    what = "nothing of this name" if plugin is None else f"{_article(type(plugin).__name__)}"
+    found = type(plugin).__name__
+    article = "an" if found[:1].lower() in "aeiou" else "a"
+    what = "nothing of this name" if plugin is None else f"{article} {found}"
     fitting = [fitting_name for fitting_name, value in vars(module).items() if isinstance(value, kind)]
     instead = ", ".join(f"{module_name}:{fitting_name}" for fitting_name in fitting[:MOST_SHOWN])
-    change = f"use {instead}" if instead else f"define it in {shown(_place(module))}"
+    file = getattr(module, "__file__", None) or module_name
+    change = f"use {instead}" if instead else f"define it in {shown(file)}"
     raise ConfigError(f'{key} = "{shown(name)}": found {what}, needed {needed}; {change}')
 
 
@@ -114,10 +117,9 @@ class Catalog(Generic[T]):
             return known[name]
         if is_plugin(name):
             return load(self.key, name, self.kind, self.needed)
-        near = nearest(name, known)
         instead = config_hints.instead_of_value(self.key, name)
         known_names = f"known: {', '.join(known)}"
-        hint = f"{instead}; {known_names}" if instead else f"did you mean {near}?" if near else known_names
+        hint = f"{instead}; {known_names}" if instead else suggestion(name, known, known_names)
         raise ConfigError(f"{self.key} = {shown(repr(name))}; {hint}")
 
 
@@ -178,11 +180,3 @@ def _failed(key: str, name: str, module_name: str, error: BaseException) -> Conf
     where = f" at {outside[-1].filename}:{outside[-1].lineno}" if outside else ""
     what = f"{module_name} raises {type(error).__name__}{where}: {shown(str(error) or 'no message')}"
     return ConfigError(f'{key} = "{shown(name)}": {what}; fix the module')
-
-
-def _place(module: ModuleType) -> str:
-    return getattr(module, "__file__", None) or module.__name__
-
-
-def _article(word: str) -> str:
-    return f"{'an' if word[:1].lower() in 'aeiou' else 'a'} {word}"

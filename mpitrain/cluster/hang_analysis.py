@@ -213,7 +213,7 @@ def _lost(rank_by_number: Mapping[int, Rank]) -> list[str]:
             if (
                 expected.position >= 0
                 and sender.where.phase == rank.where.phase == "step"
-                and _passed(sender, rank.where.step, expected.position)
+                and (sender.where.step, sender.where.position) > (rank.where.step, expected.position)
             ):
                 lines.append(
                     f"mpitrain: cause of the hang: no rank: rank {sender.where.rank} on {sender.node} has "
@@ -221,10 +221,6 @@ def _lost(rank_by_number: Mapping[int, Rank]) -> list[str]:
                     "the message is lost, or the link between them is down"
                 )
     return lines[:MOST_NAMED]
-
-
-def _passed(rank: Rank, step: int, position: int) -> bool:
-    return (rank.where.step, rank.where.position) > (step, position)
 
 
 def _least(rank_by_number: Mapping[int, Rank]) -> list[str]:

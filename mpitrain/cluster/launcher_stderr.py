@@ -13,12 +13,7 @@ PIDFD_GETFD = 438  # the number of the system call, Linux 5.6
 
 
 def stderr_of_launcher() -> int | None:
-    """Return a descriptor of the standard error of this rank's launcher.
-
-    None where it isn't above this process, or can't be had.
-
-    For a rank to call and to give on: the launcher of a single one has ended as soon as that has.
-    """
+    """Return a descriptor of this rank's launcher's standard error to give on; None without."""
     pid = launcher()
     try:
         return (_duplicate(pid) or _open_again(pid)) if pid and _inherited(pid) else None
@@ -46,10 +41,7 @@ def _duplicate(pid: int) -> int | None:
 
 
 def _open_again(pid: int) -> int | None:
-    """Open what another process has open, but for a file.
-
-    In a file that process has a place of its own: it would write over what this one wrote.
-    """
+    """Open the same pipe, terminal or appending file; another file would be written over."""
     path = f"/proc/{pid}/fd/{STDERR}"
     kind = os.stat(path).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or (stat.S_ISREG(kind) and _flags(pid) & os.O_APPEND):

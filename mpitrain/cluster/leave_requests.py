@@ -81,10 +81,7 @@ class LeaveRequests:
         return now >= self._leave_by
 
     def due_s(self, look_s: float, most_s: float) -> float:
-        """Return for how long nothing is due here, `most_s` at most.
-
-        poll() doesn't count while a machine sleeps, the time of a job does.
-        """
+        """Return for how long nothing is due, `most_s` at most; a job's time counts sleep, too."""
         if self._leave_by < float("inf"):
             return max(0.0, min(most_s, self._leave_by - time.monotonic()))
         if self.time is None:

@@ -63,7 +63,6 @@ class ListeningThread(threading.Thread):
         return self._place.read().phase
 
     def _patience_s(self, watched: bool) -> float:
-        """Return for how long the thread may sleep."""
         if not watched or self._watchdog.undelivered is not None:
             return LOOK_S
         return self._requests.due_s(LOOK_S, WATCHDOG_S)

@@ -165,10 +165,7 @@ def _cgroup_pids(name: str) -> str:
 
 
 def signal_when_parent_ends(number: signal.Signals) -> None:
-    """Have the system send this process a signal when the thread that started it ends.
-
-    SIGKILL and SIGCONT reach a stopped process.
-    """
+    """Have a signal sent when the parent thread ends; SIGKILL, SIGCONT reach stopped processes."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 

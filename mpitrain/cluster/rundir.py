@@ -1,25 +1,4 @@
-"""The run directory: what a run leaves, and whether another start of mpitrain may resume it.
-
-run.lock       who is using it
-config.toml    the configuration that was asked for, and in a table of its own what was derived from
-               it
-metrics.jsonl  one object per step
-data/          the tokens
-checkpoints/   one directory per saved step
-logs/          one file per rank (run.logs)
-loggers/       a folder per logger (run.loggers)
-huggingface/   what came along with weights of others: their config.json, tokenizer, generation_config.json
-ends.jsonl     how the run ended each time, as its jobs have noted (mpitrain job again)
-evaluations.jsonl  results of mpitrain eval
-unhealthy.jsonl  nodes that err or are slow, which mpitrain supervise leaves out
-recovery.json  where its copies in memory are (recovery.every), until it ends by itself
-trace.json     when each instruction of each rank ran (run.trace)
-profile.json   operators and kernels of some ranks, by instruction (run.profile)
-routing.npz    which experts tokens were sent to (run.routing)
-loads.svg      how evenly experts are used, if there are some
-run.svg        its losses, and what communication cost
-summary.json   what its end has found: memory, communication of all ranks, what was predicted
-"""
+"""The run directory and its files (docs/reference/outputs.md); whether another start may resume it."""
 
 import errno
 import json
@@ -118,12 +97,7 @@ class RunDir:
         return lock.token, said
 
     def require_seen(self, token: str, patience_s: float = 0.0) -> None:
-        """Raise CheckpointError unless this rank sees the directory that the first rank has taken.
-
-        It only reads.
-
-        patience_s: a network file system may remember for some seconds that there was no such file.
-        """
+        """Raise CheckpointError unless this rank sees rank 0's directory within patience_s."""
         end = time.monotonic() + patience_s
         while True:
             with suppress(OSError):
@@ -254,12 +228,7 @@ class RunDir:
         self._fresh_data = False
 
     def append_to_metrics(self, line: str) -> str:
-        """Append a line; return what is to be said.
-
-        On a disk that is full lines are kept, and written with the first that can be.
-
-        A run whose weights can still be saved elsewhere, or later, doesn't end for want of a line.
-        """
+        """Append a line, return what is to be said; on a full disk lines are kept for later."""
         self._unwritten += line.encode()
         try:
             descriptor = open_regular(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -290,10 +259,7 @@ class RunDir:
         append_lines(self.evaluations, f"{line}\n".encode())
 
     def sync_metrics(self) -> None:
-        """Bring the lines that are written to the disk.
-
-        What comes after a checkpoint is computed anew, what comes before it never.
-        """
+        """Sync the lines: what comes before a checkpoint is never computed again."""
         # a step is saved for want of lines, too
         with suppress(OSError), open(open_regular(self.metrics), "rb") as file:
             os.fsync(file.fileno())

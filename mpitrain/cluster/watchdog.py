@@ -226,7 +226,6 @@ class Watchdog:
         return now < self.first_by
 
     def _act(self, now: float) -> None:
-        """Do what is due in this phase."""
         due = now > self.deadline
         if self.phase is WatchdogPhase.DOUBTING and due and self.connections.connected:
             self._end(self.doubted)
@@ -250,7 +249,6 @@ class Watchdog:
         self.connections.listen_to((*listener, *self.nodes.links))
 
     def _admit_node(self) -> None:
-        """Let the watchdog of another node in."""
         try:
             self.connections.listen_to([self.nodes.accept()])
         except OSError:  # no descriptors are left; who finds this door shut reports for itself
@@ -399,7 +397,9 @@ class Watchdog:
             return
         self._forget_launcher()
         if not (self.met or self.ended):
-            self._lose_ended()
+            for rank in self.connections.ranks:  # the system may close their lifelines later
+                if rank.number in self.connections.connected and has_ended(rank.where.pid):
+                    self._lose(rank)
         if self.phase is WatchdogPhase.DOUBTING:
             self._end(HangReport(self.doubted.text + self._lost_launcher()))
         if not self.in_order and any(
@@ -412,12 +412,6 @@ class Watchdog:
             )
             self._end(HangReport(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
 
-    def _lose_ended(self) -> None:
-        """Lose the ranks whose processes have ended: the system may close their lifelines later."""
-        for rank in self.connections.ranks:
-            if rank.number in self.connections.connected and has_ended(rank.where.pid):
-                self._lose(rank)
-
     def _launch_notes(self) -> str:
         """Return what a report says besides of a rank that is gone before MPI has started."""
         launcher = ""
@@ -428,11 +422,7 @@ class Watchdog:
         return launcher + (f"; {little}" if little else "")
 
     def _lost_launcher(self) -> str:
-        """Return what a report of a rank says besides when the launcher is gone as well.
-
-        MPICH's crashes when it can't answer a rank that was killed in MPI_Init; and when it is
-        killed, ranks are.
-        """
+        """Return what a report adds when the launcher is gone, too: it or the rank was first."""
         return f"; and so is the launcher ({self.launcher}): either may have been the first"
 
     def _forget_launcher(self) -> None:
@@ -441,7 +431,6 @@ class Watchdog:
             self.connections.forget(self.launcher.descriptor)
 
     def _be_asked(self, number: int, text: str) -> None:
-        """Take note that a signal asks ranks to leave, and say so."""
         if not self.asked_by and self.met and self.nodes.is_hub and text:
             self.console.say(text)
         self.asked_by = self.asked_by or signal.Signals(number).name
@@ -553,10 +542,7 @@ class Watchdog:
     def _end(
         self, report: HangReport, code: int = 1, first: ConnectedRank | None = None, hides: bool = False
     ) -> None:
-        """Print the report, and begin to end the job. Only the first trouble gets here.
-
-        hides: whether the launcher may take what has happened for success.
-        """
+        """Print the first report, begin to end the job. hides: the launcher may see success."""
         if self.ended:
             return
         stopped = ""
@@ -626,11 +612,7 @@ def _reason(status: int | None) -> str:
 
 
 def main() -> None:
-    """Watch.
-
-    The arguments: Watchdog.sure, num_ranks and starter, the descriptors of the listener and of the
-    launcher's stderr, or -1, and those of a LauncherProcess.
-    """
+    """Watch; arguments as watchdog_rendezvous.start() gives them, in its order."""
     sure, num_ranks, starter, listener, stderr, *launcher = map(int, sys.argv[1:])
     signal_when_parent_ends(signal.SIGCONT)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

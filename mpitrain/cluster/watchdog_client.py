@@ -41,7 +41,9 @@ class WatchdogClient:
         # the order of the numbers, and the watchdog is to learn of it before the launcher does,
         # which ends the others in no time. Its own socket is no. 9 under MPICH.
         self._lifeline, self._alive = os.pipe()
-        self._first = _first_connection()
+        self._first: socket.socket | None = None  # to this launcher's watchdog here, if there can be one
+        with suppress(OSError):
+            self._first = watchdog_rendezvous.connect_to_job()
         self.connection: socket.socket | None = None
         self.joined = self._alone = False  # alone: there is no other node
         self.undelivered: tuple[float, str, int] | None = None
@@ -298,13 +300,6 @@ def ready(descriptors: list[int], timeout_s: float | None) -> set[int]:
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)}
-
-
-def _first_connection() -> socket.socket | None:
-    """Return a connection to the watchdog of this launcher's ranks here, from their first line."""
-    with suppress(OSError):
-        return watchdog_rendezvous.connect_to_job()
-    return None
 
 
 def _meeting_of(world: World) -> tuple[Meeting, socket.socket | None]:

@@ -109,10 +109,7 @@ class Connections:
         return True
 
     def greet(self, rank: ConnectedRank, descriptors: list[int]) -> bool:
-        """Know a rank from now on.
-
-        Return False for one whose descriptors didn't come, as where this process can't have more.
-        """
+        """Know a rank from now on; return False where its descriptors didn't all come."""
         try:
             slot, life = descriptors
             rank.slot = seen_slot(slot)  # which is one more

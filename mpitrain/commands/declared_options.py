@@ -102,7 +102,6 @@ def overrides_option() -> Any:
 
 
 def _typed(name: str, declared: Any) -> tuple[str, ...]:
-    """Return the names by which an option is typed."""
     return declared.metadata["names"] or (f"--{name.replace('_', '-')}",)
 
 

@@ -40,11 +40,7 @@ def json_lines(run_dir: str, prompts: Sequence[str], request: SamplingRequest) -
 
 
 def read_prompts(path: str) -> list[str]:
-    """Return the prompts of a file: its lines, or the "prompt" of each object of JSON lines.
-
-    A line ends with a line feed, or with a carriage return and one. Blank lines are passed over.
-    Raises DataError.
-    """
+    """Return a file's prompts: its lines, or "prompt" of JSON objects. Raises DataError."""
     where = f"--prompts {shown(path)}"
     try:
         content = read_regular(Path(path), MOST_PROMPT_BYTES)

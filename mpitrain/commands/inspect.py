@@ -145,11 +145,7 @@ def _plan_of(given: LoadedConfig, ranks: JobRanks) -> Plan:
 def show_program(
     path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False
 ) -> str:
-    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule
-    files are made of.
-
-    traffic: for one rank, say what it sends too, as a comment.
-    """
+    """Return programs as pipeline.schedule reads them. traffic: of one rank, as comments."""
     plan, said, _ = _as_run(settings.read(path, overrides), num_ranks)
     width = min(columns() or PROGRAM_WIDTH, PROGRAM_WIDTH)
     notes = [f"# {line}" for line in said]
@@ -327,11 +323,7 @@ def _divided(programs: Sequence[Sequence[Action]], report: Proof, parallel: Para
 
 
 def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and
-    the number of ranks.
-
-    ep and etp are folded over the ranks of the others.
-    """
+    """Return overrides of `tp=2,pp=2`, others 1, and the number of ranks; ep, etp add none."""
     axes = ("tp", "cp", "dp", "pp", "ep", "etp")
     sizes = {}
     for word in text.split(","):

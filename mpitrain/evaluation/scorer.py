@@ -23,21 +23,17 @@ from mpitrain.plan.plan import Plan
 RowSums = tuple[int, float, int, int]
 
 
-def _stays() -> bool:
-    return False
-
-
 class Scorer:
     """A model on this job's layout. Collective over all ranks, but for what rank 0 asks.
 
     stopping: whether this rank has to stop at once. stopped: one of them had to.
     """
 
-    def __init__(self, plan: Plan, world: World, actor: Actor, stopping: Callable[[], bool] = _stays):
+    def __init__(self, plan: Plan, world: World, actor: Actor, stopping: Callable[[], bool] | None = None):
         self._plan = plan
         self._world = world
         self._actor = actor
-        self._stopping = stopping
+        self._stopping = stopping or (lambda: False)
         self.stopped = False
 
     def answer(self, questions: Questions | None) -> dict[str, Any]:

@@ -125,7 +125,5 @@ class ShownText:
     def _begun(self, text: str) -> int:
         """Return how many characters at the end of a text may be the beginning of a stop string."""
         most = max(map(len, self.stops), default=1) - 1
-        return next((n for n in range(min(most, len(text)), 0, -1) if self._begins(text[-n:])), 0)
-
-    def _begins(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self.stops)
+        lengths = range(min(most, len(text)), 0, -1)
+        return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self.stops)), 0)

@@ -154,10 +154,7 @@ def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
 
 
 def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memory: bool) -> None:
-    """Say in one line which tokens take a pass over the text.
-
-    length: of the text, at most. of_memory: keys and values of more tokens don't fit into it.
-    """
+    """Say which tokens take a pass over the text. of_memory: more keys and values don't fit."""
     if why is not None:
         warn(f"no key-value cache, every token takes a pass over the text: {why}")
     elif length > sequence:
@@ -182,10 +179,7 @@ def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
 def _questions(
     rundir: RunDir, tokenizer: Tokenizer, prompts: Sequence[str], request: SamplingRequest
 ) -> tuple[frozenset[int], list[list[int]]]:
-    """Return the tokens that end an answer, and those of each prompt by the chat template.
-
-    It lies beside the tokenizer that is given, or else in the run directory. Raises DataError.
-    """
+    """Return the tokens that end an answer, and prompts by the chat template. Raises DataError."""
     if tokenizer.identity == "bytes":
         raise DataError("--chat: a tokenizer of bytes has no chat template; leave --chat out")
     given = request.tokenizer_file

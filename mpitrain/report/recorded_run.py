@@ -196,11 +196,8 @@ def _keys(rundir: RunDir, notes: list[str]) -> list[tuple[str, str, str]]:
         notes.append(shown(error.args[0]))
         return []
     values = flatten(loaded.config)
-    return [(key, _as_typed(value), str(loaded.origins.of(key))) for key, value in values.items()]
-
-
-def _as_typed(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    typed = {key: x if isinstance(x, str) else json.dumps(x, default=str) for key, x in values.items()}
+    return [(key, value, str(loaded.origins.of(key))) for key, value in typed.items()]
 
 
 def _lines(path: Path, kind: type, notes: list[str]) -> list:

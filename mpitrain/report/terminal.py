@@ -53,10 +53,10 @@ def _panel(curve: Curve, lines: Sequence[Points], over: str, width: int, height:
         cells |= dots
         colours[dots > 0] = line.colour
     text = Text(f"{'':{LABEL}} {curve.title}"[:width] + "\n", no_wrap=True)
-    marks = {0: frame[3], height - 1: frame[2]}
+    least, most = (f"{10.0**y if curve.logarithmic else y:.4g}" for y in frame[2:])
+    marks = {0: most, height - 1: least}
     for row in range(height):
-        mark = f"{_unscaled(curve, marks[row]):.4g}" if row in marks else ""
-        text.append(f"{mark:>{LABEL}} ")
+        text.append(f"{marks.get(row, ''):>{LABEL}} ")
         for cell, colour in zip(cells[row], colours[row]):
             text.append(_character(cell, plain), colour or None)
         text.append("\n")
@@ -67,10 +67,6 @@ def _panel(curve: Curve, lines: Sequence[Points], over: str, width: int, height:
 
 def _scaled(curve: Curve, y: np.ndarray) -> np.ndarray:
     return np.log10(y) if curve.logarithmic else y
-
-
-def _unscaled(curve: Curve, y: float) -> float:
-    return 10.0**y if curve.logarithmic else y
 
 
 def _dots(

@@ -76,10 +76,7 @@ class Leaving:
         self._began = time.monotonic()
 
     def validated(self, took_s: float) -> None:
-        """Note how long a validation took.
-
-        The longest counts for ever: they can be further apart than the steps that are remembered.
-        """
+        """Note how long a validation took; the longest counts for ever."""
         self._validation_s = max(self._validation_s, took_s)
 
     def end_step(self, save_s: float) -> None:
@@ -98,9 +95,6 @@ class Leaving:
 
     def describe(self, step: int) -> str:
         """Return why the run has left after `step`."""
-        return f"stopped after step {step} with a checkpoint{self._why}; run the same command to resume"
-
-    @property
-    def _why(self) -> str:
-        late = f", {self._time.end.distance()}" if self._late and self._time else ""
-        return f"{late}, {self.reason}" if self.reason else late
+        why = f", {self._time.end.distance()}" if self._late and self._time else ""
+        why += f", {self.reason}" if self.reason else ""
+        return f"stopped after step {step} with a checkpoint{why}; run the same command to resume"

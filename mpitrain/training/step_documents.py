@@ -55,10 +55,7 @@ class SequenceRead(NamedTuple):
 
 
 class StepDocuments:
-    """The sequences that a step has read, of all ranks or of one.
-
-    slots: of all ranks, in the order.
-    """
+    """The sequences that a step has read, of all ranks or one. slots: of all ranks, in order."""
 
     def __init__(self, run_dir: str, step: int, rank: int | None = None):
         self.rundir = RunDir(run_dir)

@@ -63,8 +63,6 @@ def prepare_tokens(
 
 @dataclass
 class _Preparation:
-    """What the first rank does."""
-
     _config: Config
     _world: World
     _guard: Guard

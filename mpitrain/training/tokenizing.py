@@ -57,8 +57,6 @@ class OneTokenizer:
 
 
 class _OnRanks:
-    """Encodes on several ranks."""
-
     def __init__(self, world: World, ranks: Sequence[int], files: Mapping[str, bytes]):
         self._world = world
         self._ranks = ranks

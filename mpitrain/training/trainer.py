@@ -171,7 +171,9 @@ class Trainer:
         self.place.enter("step", "between two steps")
         step_s = self.clock.seconds(begin, self.clock.mark())
         waited_s = self.mesh.progress.waited_s - waited_before_s
-        self._limit_waits(step_s)
+        self.limit.took(step_s)  # waits last as long as this run's steps say
+        self.mesh.progress.timeout_s = self.limit.seconds
+        self.place.name(self.place.who, self.limit.seconds)
         if step != self.watched:  # the first of a start is never typical
             self.steps_s.append(step_s)
         self.stragglers.step(step, step_s, waited_s)
@@ -206,7 +208,6 @@ class Trainer:
             )
 
     def _count(self, result: StepResult) -> None:
-        """Count a step that is done."""
         self.counts.step += 1
         self.counts.tokens += self.step_tokens
         self.counts.sequences += self.rows.num_sequences
@@ -245,10 +246,7 @@ class Trainer:
         return line
 
     def _check_and_save(self, result: StepResult, line: Mapping[str, Any]) -> int | None:
-        """Check a step, then save it or go back from it as is due; return the exit code if it was the last.
-
-        Collective over all ranks. line: of the step, with what it was evaluated to.
-        """
+        """Check a step, save it or roll back; return the last one's exit code. Collective."""
         run = self.config.run
         step = self.counts.step
         over = step == run.steps or self.urgency > STAY
@@ -344,12 +342,6 @@ class Trainer:
         advice = "lower optimizer.lr, or check the data, and run the same command to resume"
         self.last_words = f"diverged: {reason}; the last good checkpoint is kept: {advice}"
         return FAILED
-
-    def _limit_waits(self, step_s: float) -> None:
-        """Let waits last as long as this run's steps say."""
-        self.limit.took(step_s)
-        self.mesh.progress.timeout_s = self.limit.seconds
-        self.place.name(self.place.who, self.limit.seconds)
 
     def _count_skips(self, result: StepResult) -> str:
         """Count and report skipped steps in a row; return why the run ends. Alike on all ranks."""

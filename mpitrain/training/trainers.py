@@ -33,10 +33,7 @@ def run(
     record: RecordRequest | None = None,
     calibrate: str | None = None,
 ) -> int:
-    """Train what was opened, and return the exit code. Collective over `world`; raises as built() does.
-
-    calibrate: the file of the run's machine, which what it has measured changes.
-    """
+    """Train; return the exit code. calibrate: a machine file. Collective; raises as built()."""
     calibration = None
     if calibrate is not None:
         machine = opened.plan.config.run.machine

@@ -94,6 +94,8 @@ def render(scheduler: Scheduler, config: str | None, asked: JobRequest, path: Pa
     mount = scheduler.mount
     sets = [word for override in (LOGS, *asked.overrides) for word in ("--set", override)]
     text = template(scheduler.template)
+    is_own = not mount and sys.prefix != sys.base_prefix  # a virtual environment has written the script
+    environment = [f"PATH={shlex.quote(sys.prefix)}/bin:$PATH"] if is_own else []
     values = {
         "written": f"{WRITTEN} {config or 'the quickstart'}; yours to change.",
         "script": shlex.quote(str(path if mount else path.absolute())),
@@ -120,7 +122,7 @@ def render(scheduler: Scheduler, config: str | None, asked: JobRequest, path: Pa
         "launch": asked.launch or scheduler.launch(asked),
         "arguments": " ".join([*([as_argument(config)] if config else []), shlex.join(sets)]),
         "directives": "\n".join(scheduler.lines(asked)),
-        "setup": "\n".join([*([] if mount else _this_environment()), *asked.setup]),
+        "setup": "\n".join([*environment, *asked.setup]),
     }
     filled = _fill(_fill(text, {"body": template("body.sh").rstrip()}), values)
     return f"{filled}{SEAL}{_digest(filled)}\n"
@@ -131,9 +133,7 @@ def _digest(text: str) -> str:
 
 
 def _is_of_before(content: bytes, script: str) -> bool:
-    """Return whether what is there is a script of the same configuration, with whatever options, as this
-    command wrote it. Names of several configurations may lead to one name of a script.
-    """
+    """Return whether `content` is this command's unedited script of the same configuration."""
     lines, _, digest = content.decode(errors="replace").rpartition(SEAL)
     return digest.strip() == _digest(lines) and _written_line(lines) == _written_line(script)
 
@@ -199,11 +199,6 @@ def _fill(text: str, values: dict[str, str]) -> str:
             indent = line[: len(line) - len(line.lstrip())]
             lines += [indent * bool(number and part) + part for number, part in enumerate(filled.split("\n"))]
     return "\n".join(lines) + "\n"
-
-
-def _this_environment() -> list[str]:
-    """Return how the job comes to the mpitrain that wrote its script: the virtual environment."""
-    return [f"PATH={shlex.quote(sys.prefix)}/bin:$PATH"] if sys.prefix != sys.base_prefix else []
 
 
 def _name(config: str | None) -> str:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from mpitrain import config as settings
@@ -50,7 +51,8 @@ class _Launches:
         command = nodes.command(command) if nodes else command
         try:
             # a supervisor that is killed leaves nothing running
-            self._process = subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent)
+            ends = partial(signal_when_parent_ends, signal.SIGTERM)
+            self._process = subprocess.Popen(command, env=environment, preexec_fn=ends)
         except OSError as error:
             what = f"{shown(command[0])}: {error.strerror}"
             raise ConfigError(f"{what}; give a command, such as mpirun -n 2 mpitrain run") from None
@@ -66,11 +68,6 @@ class _Launches:
 
     def _note(self, number: int, frame: object) -> None:
         self.asked = number
-
-
-def _end_with_parent() -> None:
-    """Have the launcher asked to leave (SIGTERM) when this supervisor ends, however it ends."""
-    signal_when_parent_ends(signal.SIGTERM)
 
 
 def spare_nodes(

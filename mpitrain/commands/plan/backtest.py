@@ -58,7 +58,6 @@ def _text(value: Any) -> Any:
 
 
 def _picture(outcome: BacktestOutcome, kind: str) -> bytes:
-    """Draw predicted over published seconds, one colour for each machine."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE)
@@ -77,7 +76,6 @@ def _picture(outcome: BacktestOutcome, kind: str) -> bytes:
 
 
 def _points(outcome: BacktestOutcome) -> dict[str, tuple[list[float], list[float]]]:
-    """Return published and predicted seconds by machine."""
     found: dict[str, tuple[list[float], list[float]]] = {}
     for each in outcome.rows:
         if each.counts:

@@ -44,7 +44,8 @@ def as_text(report: Mapping[str, Any], name: str) -> str:
         "",
         *_text_of_worst(report),
         "",
-        *_text_of_refused(report),
+        "refused:",
+        *(f"  {each['id']} {each['system']}: {each['why']}" for each in report["refused"]),
     ]
     return "\n".join(lines)
 
@@ -145,7 +146,3 @@ def _text_of_worst(report: Mapping[str, Any]) -> list[str]:
             * each["nearly_full"]
         )
     return lines
-
-
-def _text_of_refused(report: Mapping[str, Any]) -> list[str]:
-    return ["refused:", *(f"  {each['id']} {each['system']}: {each['why']}" for each in report["refused"])]

@@ -1,16 +1,15 @@
 """`mpitrain sweep`: layouts of one's own take steps in the same ranks, measured beside predicted."""
 
-import json
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.world import World
-from mpitrain.commands.output_file import as_csv, write
 from mpitrain.commands.plan.measured_steps import measured_step
 from mpitrain.commands.plan.sweep_layouts import (
+    conclude,
     config_of,
-    machine_name,
     number,
     plan_on,
     predicted_step,
@@ -20,7 +19,7 @@ from mpitrain.commands.plan.sweep_layouts import (
     words_of,
 )
 from mpitrain.commands.requests import SweepRequest
-from mpitrain.errors import DONE, ConfigError, InputError, counted
+from mpitrain.errors import ConfigError, InputError, counted
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
@@ -60,10 +59,8 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
     for layout in layouts:
         guard.leave_if_asked(world)
         rows.append(_swept(asked, layout, world, guard))
-    if world.rank == 0:
-        say(_as_json(rows, asked, world) if asked.json else _as_text(rows, asked, world))
-    world.on_first_rank("writing files", lambda: _write(asked, rows, world.size))
-    return DONE
+    text, draw = partial(_as_text, rows, asked, world), partial(_picture, asked, rows, world.size)
+    return conclude(asked, rows, world, say, text, draw)
 
 
 def _read(asked: SweepRequest, node_ranks: int) -> list[str]:
@@ -154,19 +151,10 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
     return "\n".join([title, *([aligned(table)] if measured else []), *refused])
 
 
-def _as_json(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> str:
-    tree: dict[str, Any] = {"ranks": world.size, "machine": machine_name(asked), "steps": asked.steps}
-    return json.dumps({**tree, "layouts": [row._asdict() for row in rows]}, indent=1, allow_nan=False)
+def _picture(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> bytes:
+    from mpitrain.commands.plan.sweep_picture import heat_map  # matplotlib
 
-
-def _write(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> None:
-    """Write the CSV and the picture, where they are asked for. Raises ConfigError."""
-    if asked.out is not None:
-        write("--out", asked.out, as_csv([row._asdict() for row in rows]))
-    if asked.svg is None:
-        return
-    from mpitrain.commands.plan.sweep_picture import heat_map
-
+    assert asked.svg is not None
     keys = two_keys(asked.svg, [row.layout for row in rows])
     cells = {
         (values.get(keys[0], "default"), values.get(keys[1], "default")): row
@@ -181,4 +169,4 @@ def _write(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> None
         for at, row in cells.items()
     }
     title = f"tokens/s of layouts on {counted(ranks, 'ranks')}"
-    write("--svg", asked.svg, heat_map(keys, speeds, predicted, title))
+    return heat_map(keys, speeds, predicted, title)

@@ -144,7 +144,6 @@ def measured_step(
 
 
 def _type_of_products(plan: Plan) -> str:
-    """Return the type of most products of a step."""
     compute = plan.config.precision.compute
     return "bf16" if compute == "fp8" else compute
 

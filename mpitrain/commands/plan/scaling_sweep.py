@@ -7,17 +7,17 @@ waiting     of a step, where nothing hides messages: as measured, of the rank th
             predicted, exposed messages and the schedule's bubble
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from mpitrain.cluster.guard import Guard
 from mpitrain.comm.base.first_ranks import on_first_ranks
 from mpitrain.comm.base.world import World
-from mpitrain.commands.output_file import as_csv, write
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
 from mpitrain.commands.plan.sweep_layouts import (
     ScaledStep,
+    conclude,
     config_of,
     machine_name,
     number,
@@ -28,7 +28,7 @@ from mpitrain.commands.plan.sweep_layouts import (
     require_files,
 )
 from mpitrain.commands.requests import SweepRequest
-from mpitrain.errors import DONE, ConfigError, InputError, counted
+from mpitrain.errors import ConfigError, InputError, counted
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.plan import Plan
@@ -58,10 +58,9 @@ def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -
         found = _measured(each, world, guard, asked.steps)
         rates = rates_for(asked, each.plan.config, world.node_ranks)
         rows.append(_row(each, found, rates, rows))
-    if world.rank == 0:
-        say(_as_json(rows, asked, world) if asked.json else _as_text(rows, asked, world))
-    world.on_first_rank("writing files", lambda: _write(asked, rows))
-    return DONE
+    return conclude(
+        asked, rows, world, say, partial(_as_text, rows, asked, world), partial(_picture, asked, rows)
+    )
 
 
 def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> MeasuredStep:
@@ -188,24 +187,11 @@ def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> s
     return "\n".join([title, aligned(table)])
 
 
-def _as_json(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> str:
-    tree: dict[str, Any] = {
-        "ranks": world.size, "scaling": asked.scaling, "machine": machine_name(asked),
-        "steps": asked.steps,
-    }  # fmt: skip
-    return json.dumps({**tree, "rows": [row._asdict() for row in rows]}, indent=1, allow_nan=False)
-
-
-def _write(asked: SweepRequest, rows: Sequence[ScaledStep]) -> None:
-    """Write the CSV and the picture, where they are asked for. Raises ConfigError."""
-    if asked.out is not None:
-        write("--out", asked.out, as_csv([row._asdict() for row in rows]))
-    if asked.svg is None:
-        return
-    from mpitrain.commands.plan.sweep_picture import scaling_curves
+def _picture(asked: SweepRequest, rows: Sequence[ScaledStep]) -> bytes:
+    from mpitrain.commands.plan.sweep_picture import scaling_curves  # matplotlib
 
     curves: Mapping[str, list[ScaledStep]] = {
         typed: [row for row in rows if row.typed == typed]
         for typed in dict.fromkeys(row.typed for row in rows)
     }
-    write("--svg", asked.svg, scaling_curves(curves, asked.scaling or ""))
+    return scaling_curves(curves, asked.scaling or "")

@@ -3,15 +3,18 @@
 A layout is words as after --set, `parallel.pp=2 pipeline.schedule=zbv`; a file has one a line.
 """
 
+import json
 import shlex
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from mpitrain import config as settings
-from mpitrain.commands.output_file import require_file, require_plotting
+from mpitrain.comm.base.world import World
+from mpitrain.commands.output_file import as_csv, require_file, require_plotting, write
 from mpitrain.commands.requests import SweepRequest
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
-from mpitrain.errors import ConfigError
+from mpitrain.errors import DONE, ConfigError
 from mpitrain.inputs import read_text, shown
 from mpitrain.model.families.catalog import plan_for
 from mpitrain.plan.plan import Plan
@@ -124,3 +127,28 @@ def predicted_step(plan: Plan, rates: MachineRates) -> Prediction:
 
 def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
+
+
+def conclude(
+    asked: SweepRequest,
+    rows: Sequence[Any],
+    world: World,
+    say: Callable[[str], None],
+    text: Callable[[], str],
+    draw: Callable[[], bytes],
+) -> int:
+    """Print rows as text or JSON, write CSV and picture; return 0. Collective; ConfigError."""
+
+    def write_files() -> None:
+        if asked.out is not None:
+            write("--out", asked.out, as_csv([row._asdict() for row in rows]))
+        if asked.svg is not None:
+            write("--svg", asked.svg, draw())
+
+    if world.rank == 0:
+        scaling = {"scaling": asked.scaling} if asked.scaling else {}
+        tree = {"ranks": world.size, **scaling, "machine": machine_name(asked), "steps": asked.steps}
+        tree["rows" if asked.scaling else "layouts"] = [row._asdict() for row in rows]
+        say(json.dumps(tree, indent=1, allow_nan=False) if asked.json else text())
+    world.on_first_rank("writing files", write_files)
+    return DONE

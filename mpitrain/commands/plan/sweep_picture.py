@@ -14,12 +14,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from mpitrain.commands.plan.sweep_layouts import ScaledStep
-from mpitrain.commands.schedule.cells import COLOURS
+from mpitrain.commands.schedule.cells import COLOURS, GREY, SMALL, finish
 from mpitrain.inputs import rendered
 
-SMALL = 8.0  # points
-GREY = "#808080"
-GRID = {"color": "#E4E4E4", "linewidth": 0.6}
 Cells = Mapping[tuple[str, str], float | None]
 
 
@@ -67,11 +64,7 @@ def _finish(axes: Axes, ranks: Sequence[int], title: str) -> None:
     axes.set_xlabel("ranks", fontsize=SMALL)
     axes.set_xticks(ranks, [str(each) for each in ranks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.tick_params(which="both", labelsize=SMALL, length=0)
-    axes.grid(**GRID)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    finish(axes)
 
 
 def heat_map(keys: tuple[str, str], measured: Cells, predicted: Cells, title: str) -> bytes:
@@ -102,7 +95,6 @@ def heat_map(keys: tuple[str, str], measured: Cells, predicted: Cells, title: st
 
 
 def _values(found: Sequence[str]) -> list[str]:
-    """Return the values of a key, numbers by size."""
     numbers = {text for text in found if text.isascii() and text.isdecimal()}
     return [*sorted(numbers, key=int), *sorted(set(found) - numbers)]
 
@@ -129,7 +121,7 @@ def time_against_memory(layouts: Sequence[tuple[float, float]], limit: float, ki
     places = [held / 1e9 for held, _ in front], [took for _, took in front]
     axes.plot(*places, color=colour, marker="o", markersize=4, drawstyle="steps-post")
     axes.axvline(limit / 1e9, color="black", linewidth=0.8, linestyle=":")
-    axes.grid(**GRID)
+    axes.grid(color="#E4E4E4", linewidth=0.6)
     axes.set(xscale="log", yscale="log", xlabel="GB of a rank, by formulas; dotted: the limit")
     axes.set_ylabel("least seconds of a step")
     for axis in (axes.xaxis, axes.yaxis):

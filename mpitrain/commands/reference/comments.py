@@ -34,7 +34,6 @@ def tree_of(module: str) -> ast.Module:
 
 @cache
 def _comments(module: str) -> dict[int, Comment]:
-    """Return the comments of a module by line."""
     lines = io.StringIO(source_of(module)).readline
     return {
         token.start[0]: Comment(token.string.lstrip("# ").strip(), not token.line[: token.start[1]].strip())
@@ -65,11 +64,7 @@ def words_of_fields(module: str, owner: str) -> dict[str, str]:
 
 def named(module: str, name: str) -> ast.AST:
     """Return the class, function or field of a name in a module."""
-    nodes = [node for node in ast.walk(tree_of(module)) if name == _name_of(node)]
-    assert nodes, f"{module} has no {name}"
-    return nodes[0]
-
-
-def _name_of(node: ast.AST) -> str | None:
-    target = getattr(node, "target", None)
-    return getattr(node, "name", None) or getattr(target, "id", None)
+    for node in ast.walk(tree_of(module)):
+        if name in (getattr(node, "name", None), getattr(getattr(node, "target", None), "id", None)):
+            return node
+    raise AssertionError(f"{module} has no {name}")

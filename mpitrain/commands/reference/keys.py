@@ -65,11 +65,12 @@ def _keys_of(table: str) -> Iterator[Key]:
     for field in msgspec.structs.fields(kind):
         name = f"{table}.{field.encode_name}"
         default = "unset" if field.default is None else as_toml(field.default)
-        yield Key(name, in_words(field.type), default, words[field.name], _uses(table, field.encode_name))
+        yield Key(name, in_words(field.type), default, words[field.name], _uses(table, field))
 
 
-def _uses(table: str, key: str) -> dict[str, str]:
+def _uses(table: str, field: msgspec.structs.FieldInfo) -> dict[str, str]:
     """Return the families or optimisers that have a key, each with its default."""
+    key = field.encode_name
     uses = dict[str, Any]()
     if table == "optimizer" and key in OPEN:
         uses = {name: kind.keys[key] for name, kind in OPTIMIZERS.built_in().items() if key in kind.keys}
@@ -77,13 +78,8 @@ def _uses(table: str, key: str) -> dict[str, str]:
         for name, family in FAMILIES.built_in().items():
             own = getattr(family, table) or {}
             if family.uses(table, key):
-                uses[name] = own.get(key, _default_of_table(table, key))
+                uses[name] = own.get(key, field.default)
     return {name: as_toml(value) for name, value in uses.items()}
-
-
-def _default_of_table(table: str, key: str) -> Any:
-    field = next(each for each in msgspec.structs.fields(_kind_of(table)) if each.encode_name == key)
-    return field.default
 
 
 def as_toml(value: Any) -> str:

@@ -57,7 +57,6 @@ def origins_of(path: str, name: str | None) -> str:
 
 
 def _unknown(name: str) -> ConfigError:
-    """Return the error for what is no key and no table."""
     hint = config_hints.hint_for_alias(name)
     near = difflib.get_close_matches(name, [*every_key(), *tables()], MOST_NEAR)
     near += [key for key in every_key() if key.partition(".")[2] == name and key not in near]
@@ -81,7 +80,8 @@ def whole(key: Key) -> str:
     lines = [key.name, *_folded(key.meaning, "  ")]
     lines.append(f"  type     {key.kind}")
     lines.append(f"  default  {key.default}")
-    lines += [f"  {title:9}{text}" for title, text in _choices(key).items()]
+    if names := names_for(key.name):
+        lines.append(f"  names    {', '.join(names)}")
     if key.uses:
         lines.append("  of       " + ", ".join(f"{name} ({value})" for name, value in key.uses.items()))
     if is_fixed(key.name):
@@ -90,11 +90,6 @@ def whole(key: Key) -> str:
         lines.append("  refused")
         lines += [line for message in messages for line in _folded(message, "    ")]
     return "\n".join(lines)
-
-
-def _choices(key: Key) -> dict[str, str]:
-    """Return the names that a key can have besides the user's own, of keys that have a catalogue."""
-    return {"names": ", ".join(names)} if (names := names_for(key.name)) else {}
 
 
 def names_for(key: str) -> list[str]:

@@ -17,6 +17,8 @@ from mpitrain.schedules.actions import COMPUTE, PAIR, Action
 from mpitrain.schedules.play.draw import microbatch_label
 from mpitrain.schedules.play.simulate import Timeline
 
+SMALL = 8.0  # points, of letters
+GREY = "#808080"
 COLOURS = {"F": "#0072B2", "B": "#D55E00", "I": "#E69F00", "W": "#009E73", "R": "#56B4E9"}
 BUBBLE, PAIR_EDGE = "#ECECEC", "#111111"
 LIGHTEST = 0.6  # share of white in the last tint
@@ -48,6 +50,14 @@ class Look:
 
     def label(self, action: Action) -> str:
         return microbatch_label(action.index, self.segments)
+
+
+def finish(axes: Axes) -> None:
+    """Give axes of curves small letters, a pale grid behind, and no frame above and to the right."""
+    axes.tick_params(which="both", labelsize=SMALL, length=0)
+    axes.grid(color="#E4E4E4", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def tint(kind: str, shade: int, num_tints: int) -> tuple[float, float, float]:

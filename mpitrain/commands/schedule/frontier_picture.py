@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mpitrain.commands.schedule.cells import COLOURS
+from mpitrain.commands.schedule.cells import COLOURS, GREY, SMALL, finish
 from mpitrain.commands.schedule.text import size_in_words
 from mpitrain.inputs import rendered
 from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
 
-SMALL = 8.0  # points
-GREY = "#808080"
 SLOWEST = 2.5  # times the shortest makespan: what takes longer isn't drawn
 
 
@@ -31,11 +29,7 @@ def draw(found: Frontier, size: StepSize, kind: str) -> bytes:
     axes.set_ylim(top=highest * 1.02)
     axes.set_xlabel("peak: stashes of a rank's whole share of layers", fontsize=SMALL)
     axes.set_ylabel("makespan", fontsize=SMALL)
-    axes.tick_params(labelsize=SMALL, length=0)
-    axes.grid(color="#E4E4E4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    finish(axes)
     axes.legend(fontsize=SMALL, frameon=False)
     figure.suptitle(size_in_words(size), fontsize=13, x=0.01, ha="left")
     return rendered(figure, kind)

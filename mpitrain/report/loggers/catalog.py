@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ConfigError, suggestion
 from mpitrain.inputs import shown
 from mpitrain.plugins import is_plugin
 from mpitrain.plugins import load as load_plugin
@@ -95,9 +95,8 @@ def _require(name: str) -> None:
 def _instead(name: str) -> str:
     if "," in name:
         return 'write a list: run.loggers = ["tensorboard", "csv"]'
-    near = nearest(name, BUILT_IN)
     known = f"known: {', '.join(BUILT_IN)}, and module:name for a class of your own"
-    return f"did you mean {near}?" if near else known
+    return suggestion(name, BUILT_IN, known)
 
 
 def _is_there(package: str) -> bool:

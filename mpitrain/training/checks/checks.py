@@ -48,11 +48,7 @@ class Checks:
         self._has_recorded = False
 
     def pass_runner(self, step: int, rows: Callable[[], TokenRows], facts: dict[str, Any]) -> PassRunner:
-        """Return what runs the gradient pass of a step: once, or again to compare.
-
-        A pass that is recorded runs once.
-        rows, facts: for a recording.
-        """
+        """Return what runs a gradient pass: once, or twice to compare. rows, facts: to record."""
         self._recompute, period = None, self._keys.rerun_every
         if self._record and step == self._record.step:
             mine = self._world.rank == self._record.rank

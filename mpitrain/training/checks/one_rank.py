@@ -129,8 +129,6 @@ def _plans_of(small: Config) -> tuple[Plan, Plan]:
 
 
 class _Run:
-    """One of the two trainings."""
-
     def __init__(self, plan: Plan, mesh: Mesh):
         self.config = plan.config
         self.mesh = mesh

@@ -78,10 +78,7 @@ class RerunVerdict(NamedTuple):
 
 
 class RecomputeCheck:
-    """Runs the gradient pass of one step twice, and a third time if the two differ: a PassRunner.
-
-    Given to Actor.run_step; `verdict` then tells. Collective over all ranks.
-    """
+    """A PassRunner: runs a pass twice, and again if both differ; see `verdict`. Collective."""
 
     def __init__(self, actor: Actor, world: World):
         self._actor = actor

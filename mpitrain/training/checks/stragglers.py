@@ -178,7 +178,6 @@ def slow_links(
 
 
 def _work(plan: Plan, pp: int) -> float:
-    """Return the FLOPs of a token on a pipeline rank."""
     length = plan.config.data.sequence
     stages = [plan.stage(number) for number in plan.table.chunks[pp]]
     return sum(placed.layer.flops(length) for stage in stages for block in stage.blocks for placed in block)

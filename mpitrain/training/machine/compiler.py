@@ -54,7 +54,8 @@ def missing(vendor: str, environment: Mapping[str, str] = os.environ) -> str:
 def _require(language: Language, environment: Mapping[str, str]) -> None:
     """Let the compiler read the header that all that is compiled begins with."""
     names = (environment[language.variable],) if environment.get(language.variable) else language.names
-    path = next(filter(None, (_path(name, environment) for name in names)), None)
+    places = environment.get("PATH", "")
+    path = next(filter(None, (shutil.which(name, path=places) for name in names)), None)
     change = f"install it, name another by {language.variable},"
     kind = f"{language.title} compiler"
     if path is None:
@@ -79,10 +80,6 @@ def _require(language: Language, environment: Mapping[str, str]) -> None:
         raise _refusal(
             f"found a {kind} that can't read Python.h ({path} says: {said})", needed, "install them,"
         )
-
-
-def _path(name: str, environment: Mapping[str, str]) -> str | None:
-    return shutil.which(name, path=environment.get("PATH", ""))
 
 
 def _refusal(fault: str, needed: str, change: str) -> ConfigError:

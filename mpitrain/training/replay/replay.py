@@ -173,7 +173,6 @@ class Recorded:
         return tokens
 
     def _num_rows(self, plan: Plan) -> int:
-        """Return how many sequences the rank has."""
         return len(sequences_of(plan.config, plan.axes.grid.coordinates(self.about().rank)["dp"]))
 
     def truths(self, name: str, plan: Plan) -> np.ndarray | None:
@@ -188,12 +187,7 @@ class Recorded:
 
 
 class Replay:
-    """Runs what a file tells.
-
-    at: the instruction before which the debugger is called, if any.
-
-    Raises DataError.
-    """
+    """Runs what a recording holds. at: stop before this instruction. Raises DataError."""
 
     def __init__(self, path: str, at: str | None = None):
         self._file = Recorded(path)

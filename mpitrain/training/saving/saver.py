@@ -152,8 +152,6 @@ class Outcome:
 
 @dataclass
 class _Save:
-    """A save under way."""
-
     step: int
     meta: dict
     tmp: Path
