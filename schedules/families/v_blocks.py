@@ -21,14 +21,21 @@ Offsets = tuple[tuple[int, ...], ...]  # of each rank: the slots of the first mi
 def v_orders(
     num_ranks: int, num_microbatches: int, limit: float, number: int
 ) -> Iterator[list[list[Action]]]:
-    """Yield the orders of so many blocks, those that hold most within a limit of stages' stashes first.
-
-    Of each block as v-half is made from its own, and with a tight cooldown (see v_half).
-    """
-    fitting = [(peak, offsets) for peak, offsets in _blocks(num_ranks) if peak <= limit]
-    for _, offsets in fitting[:number]:
+    """Yield the orders of so many blocks, those that hold most within a limit of stages' stashes first."""
+    for offsets in _fitting(num_ranks, limit, number):
         yield from_building_block(offsets, num_microbatches, SearchProgress(None))
+
+
+def tight_v_orders(
+    num_ranks: int, num_microbatches: int, limit: float, number: int
+) -> Iterator[list[list[Action]]]:
+    """Yield the orders of the same blocks with a tight cooldown (see v_half)."""
+    for offsets in _fitting(num_ranks, limit, number):
         yield from tight_from_building_block(offsets, num_microbatches)
+
+
+def _fitting(num_ranks: int, limit: float, number: int) -> list[Offsets]:
+    return [offsets for peak, offsets in _blocks(num_ranks) if peak <= limit][:number]
 
 
 @lru_cache(REMEMBERED)

@@ -17,7 +17,7 @@ differ much.
 from bisect import insort
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from math import inf
 
 from mpitrain.schedules.actions import Action
@@ -29,6 +29,7 @@ from mpitrain.schedules.search_progress import REMEMBERED, Listener, SearchProgr
 
 PERIOD = 6  # slots of a building block: F F I I W W
 W = len(LEGS)  # the line of W of both stages, after those of the legs
+CHANGES = {0: 1, 1: 1, 2: 0, 3: 0, W: -1, None: 0}  # by how many stashes a line changes what is held
 
 Lines = list[list[int]]  # of a rank: the slots of all microbatches on each leg, perhaps of W
 
@@ -230,7 +231,8 @@ class _Reorder:
     def __init__(self, ranks: Iterable[Lines], everywhere: bool = False):
         self.ranks = list(ranks)
         self.everywhere = everywhere
-        self.rows = [_SlotRow(lines) for lines in self.ranks]
+        self.has_weights = len(self.ranks[0]) > W
+        self.rows = [(_SlotRow if self.has_weights else _OpenRow)(lines) for lines in self.ranks]
         self.limit = max(row.peak for row in self.rows)
         self.inputs: list[list[int]] = [[] for _ in self.ranks]  # slots of I, ascending
 
@@ -240,7 +242,7 @@ class _Reorder:
         for slot, rank, line, m in _events(self.ranks):
             if phase == "warmup" and (rank, line) == (0, 3):
                 phase = "steady"
-            is_early = phase == "warmup" and len(self.ranks[0]) > W
+            is_early = phase == "warmup" and self.has_weights
             if self.everywhere or is_early or phase == "cooldown":
                 slot = self._move(slot, rank, line, m)
             if phase == "steady" and (line, m) == (0, last):
@@ -253,25 +255,51 @@ class _Reorder:
     def _move(self, slot: int, rank: int, line: int, m: int) -> int:
         """Give an action the first slot that is free and where it doesn't raise the peak; return it."""
         needed = _needed(self.ranks, rank, line, m) + ([self.inputs[rank][m]] if line == W else [])
-        for earlier in range(max(needed, default=-1) + 1, slot):
-            if self.rows[rank].moves(slot, earlier, self.limit):
-                self.ranks[rank][line][m] = earlier
-                return earlier
-        return slot
+        earlier = self.rows[rank].move(slot, max(needed, default=-1) + 1, self.limit)
+        self.ranks[rank][line][m] = earlier
+        return earlier
+
+
+def _line_of_slots(lines: Lines) -> list[int | None]:
+    found: list[int | None] = [None] * (1 + max(map(max, lines)))
+    for number, line in enumerate(lines):
+        for slot in line:
+            found[slot] = number
+    return found
 
 
 class _SlotRow:
-    """The slots of one rank, and how many stashes are held after each.
-
-    Without a line of W, W is in every free slot it can.
-    """
+    """The slots of one rank, and how many stashes are held after each."""
 
     def __init__(self, lines: Lines):
-        self.late_weights = len(lines) == W
-        self.lines: list[int | None] = [None] * (1 + max(map(max, lines)))
-        for number, line in enumerate(lines):
-            for slot in line:
-                self.lines[slot] = number
+        self.lines = _line_of_slots(lines)
+        self.held = list(accumulate(CHANGES[line] for line in self.lines))
+        self.peak = max(self.held)
+
+    def move(self, slot: int, first: int, limit: int) -> int:
+        """Move an action to the first free slot from `first` on where no more than `limit` stashes are held
+        then; return it.
+        """
+        line = self.lines[slot]
+        change = CHANGES[line]
+        if change > 0:
+            begin, first = first, slot
+            while first > begin and self.held[first - 1] < limit:
+                first -= 1
+        if None not in self.lines[first:slot]:
+            return slot
+        earlier = self.lines.index(None, first)
+        self.lines[earlier], self.lines[slot] = line, None
+        if change:
+            self.held[earlier:slot] = [held + change for held in self.held[earlier:slot]]
+        return earlier
+
+
+class _OpenRow:
+    """The slots of one rank without W, which is in every free slot it can; and what is held before each."""
+
+    def __init__(self, lines: Lines):
+        self.lines = _line_of_slots(lines)
         # before each slot: stashes, and those of them that wait for W
         self.held = [(0, 0)] * (len(self.lines) + 1)
         self.peak = self._play(0, len(self.lines))
@@ -287,12 +315,13 @@ class _SlotRow:
         peak = stashes
         for slot in range(start, stop):
             line = self.lines[slot]
-            if line == W or (line is None and late and self.late_weights):
-                stashes = stashes - 1
-                late = late - 1
+            if line is None:
+                if late:
+                    stashes = stashes - 1
+                    late = late - 1
             elif line in (2, 3):
                 late += 1
-            elif line is not None:
+            else:
                 stashes += 1
                 if stashes > peak:
                     peak = stashes
@@ -303,7 +332,11 @@ class _SlotRow:
             self.held[slot + 1] = stashes, late
         return peak
 
-    def moves(self, slot: int, earlier: int, limit: int) -> bool:
+    def move(self, slot: int, first: int, limit: int) -> int:
+        """As _SlotRow."""
+        return next((earlier for earlier in range(first, slot) if self._moves(slot, earlier, limit)), slot)
+
+    def _moves(self, slot: int, earlier: int, limit: int) -> bool:
         """Move an action if its new slot is free and no more than `limit` stashes are held then;
         return whether.
         """

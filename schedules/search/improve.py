@@ -23,6 +23,7 @@ from mpitrain.schedules.search_progress import Notify, SearchProgress
 
 KEPT, KEPT_OF_FEW = 10, 6  # plans that others are made from; where there is time for fewer than MANY plays
 KEPT_FREED = 3  # of those that recompute or offload
+PLAYS_LATER = 20  # plays there is time for, for each plan that is kept of those that are played later
 RULES = 6  # simple rules that are followed at least, but for large steps
 OPERATIONS = 100_000  # of all plays under a limit: a second
 RULE_SHARE = 3  # as many simple rules are followed for each play that there is time for
@@ -38,21 +39,28 @@ class RankedOrder(NamedTuple):
     guide: Guide
 
 
-def search(problem: Problem, known: Iterable[Rows], notify: Notify | None = None) -> TimedOrder:
+def search(
+    problem: Problem, known: Iterable[Rows], more: Iterable[Rows], notify: Notify | None = None
+) -> TimedOrder:
     """Return the best plan that is found: of the shortest makespan, and of these the shortest span.
 
     known: orders of others, of which those that fit take part.
+    more: orders that take part where the search with the known ones has left something to gain. They can
+    only make it shorter: theirs is a pool of its own.
     """
-    pool: list[RankedOrder] = []
     progress = SearchProgress(notify)
     progress.expect(1)
-    for order, overlap in product(_different(known), (None, 0, 1)):
-        if pool and _is_best(problem, pool[0]):
-            break
-        _play_known(problem, pool, order, overlap)
+    pool: list[RankedOrder] = []
+    _play_all(problem, pool, known)
+    _follow_rules(problem, pool)
     _improve(problem, pool)
+    better: list[RankedOrder] = []
+    if not _is_best(problem, pool[0]):
+        _play_all(problem, better, more)
+    if better:
+        _improve(problem, better, num_plays(problem.num_operations) // PLAYS_LATER)
     progress.step()
-    return pool[0].plan
+    return min((one.plan for one in (*pool[:1], *better[:1])), key=LENGTH)
 
 
 def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:
@@ -77,12 +85,15 @@ def _different(known: Iterable[Rows]) -> Iterator[Order]:
             yield order
 
 
-def _play_known(problem: Problem, pool: list[RankedOrder], order: Order, overlap: float | None) -> None:
-    """Play an order as it is, or with W where a rank waits."""
-    order = order if overlap is None else _without_weights(order)
-    if plan := OrderedPlay(problem, order, overlap, _longest(problem, pool)).play():
-        guide = Guide(*starts(problem, plan), unlimited(problem), overlap or 0)
-        _add(problem, pool, RankedOrder(plan, guide))
+def _play_all(problem: Problem, pool: list[RankedOrder], known: Iterable[Rows]) -> None:
+    """Play orders as they are, and with W where a rank waits."""
+    for order, overlap in ((order, overlap) for order in _different(known) for overlap in (None, 0, 1)):
+        if pool and _is_best(problem, pool[0]):
+            return
+        played = order if overlap is None else _without_weights(order)
+        if plan := OrderedPlay(problem, played, overlap, _longest(problem, pool)).play():
+            guide = Guide(*starts(problem, plan), unlimited(problem), overlap or 0)
+            _add(problem, pool, RankedOrder(plan, guide))
 
 
 def _without_weights(order: Order) -> Order:
@@ -100,18 +111,21 @@ def num_plays(num_operations: int) -> int:
     return OPERATIONS // num_operations
 
 
-def _improve(problem: Problem, pool: list[RankedOrder]) -> None:
-    """Follow simple rules, play near the best plans, and polish them."""
-    number = num_plays(problem.num_operations)
-    chance = random.Random(0)  # its random() alone is the same everywhere
+def _follow_rules(problem: Problem, pool: list[RankedOrder]) -> None:
     for guide in islice(first_guides(problem), _num_rules(problem)):
         if not pool or not _is_best(problem, pool[0]):
             _play(problem, pool, guide)
+
+
+def _improve(problem: Problem, pool: list[RankedOrder], most: int = KEPT) -> None:
+    """Play near the best plans, and polish them: `most` of them where there is time."""
+    number = num_plays(problem.num_operations)
+    chance = random.Random(0)  # its random() alone is the same everywhere
     for _ in range(min(max(number, FEWEST if number else 1), MOST)):
         if not _is_best(problem, pool[0]):
             origin = _one_of(pool, chance)
             _play(problem, pool, near(problem, origin.plan, origin.guide, chance))
-    for best in pool[: KEPT if number >= MANY else 1]:
+    for best in pool[: most if number >= MANY else 1]:
         if _is_best(problem, pool[0]):
             return
         plan = polish(problem, best.plan, min(MOVES * number, MOST_MOVES))

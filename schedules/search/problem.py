@@ -158,6 +158,16 @@ class Problem:
         return _of_kinds(forwards, inputs, list(rank_of))
 
     @cached_property
+    def traits(self) -> list[list[tuple[float, float, float, float, int]]]:
+        """Of each kind that there can be, on each stage: delay, cost, change, room, receiver."""
+        kinds = zip(self.delays, self.costs, self.changes, self.rooms, self.receivers)
+        every = [
+            [(delay, cost, change, room, to) for delay, cost, to in zip(delays, costs, receivers)]
+            for delays, costs, change, room, receivers in kinds
+        ]
+        return every if self.frees else every[: WHOLE + 1]
+
+    @cached_property
     def work(self) -> list[float]:
         """How long each rank computes."""
         return [self.num_microbatches * sum(map(self._work, stages)) for stages in self.stages]

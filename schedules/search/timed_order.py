@@ -128,13 +128,16 @@ class OrderedPlay:
         self.begun = 1 - (overlap or 0)  # how much of W is done when the message arrives, at least
         self.longest = longest * (1 + ROUNDING)
         m = problem.num_microbatches
-        nothing = [0.0] * m
+        at_once = [[0.0] * m] * problem.num_stages
         forwards, inputs = ([[inf] * m for _ in range(problem.num_stages)] for _ in (FORWARD, INPUT))
-        at_once = [nothing] * problem.num_stages
-        self.ends = tuple((forwards, inputs, at_once, inputs, at_once)[kind] for kind in PLAIN)
-        # where the end of what is waited for will stand
-        before, gradients = [nothing, *forwards[:-1]], [*inputs[1:], forwards[-1]]
-        self.sources = tuple((before, gradients, at_once, gradients, at_once)[kind] for kind in PLAIN)
+        before, gradients = [at_once[0], *forwards[:-1]], [*inputs[1:], forwards[-1]]
+        # of each kind and stage: where the ends of what is waited for stand, and its own, and its traits
+        backward, alone = (gradients, inputs), (at_once, at_once)
+        places = (before, forwards), backward, alone, backward, alone  # as in PLAIN
+        self.steps = [
+            [(source, end, *traits) for source, end, traits in zip(*places[plain], of_stages)]
+            for plain, of_stages in zip(PLAIN, problem.traits)
+        ]
         self.late = [list[tuple[int, int]]() for _ in order]  # of each rank: I whose W may follow
         self.rows = [list[Step]() for _ in order]
         # ranks that run next; those that wait for a message; how many are done
@@ -153,45 +156,41 @@ class OrderedPlay:
     def _run(self, rank: int) -> Iterator[None]:
         """Run a rank, with a stop wherever it waits for a message; end early where there is no room."""
         problem, row, late, waits = self.problem, self.rows[rank], self.late[rank], self.waits
-        costs, delays, receivers = problem.costs, problem.delays, problem.receivers
-        changes, rooms, weights = problem.changes, problem.rooms, problem.costs[WEIGHT]
-        sources, ends, begun, longest = self.sources, self.ends, self.begun, self.longest
+        steps, weights, begun, longest = self.steps, problem.costs[WEIGHT], self.begun, self.longest
         now, left, held, num_late = 0.0, problem.work[rank], 0.0, 0
         for kind, stage, m in self.order[rank]:
-            source = sources[kind][stage]
-            while source[m] == inf:
+            sources, ends, delay, cost, change, room, receiver = steps[kind][stage]
+            while sources[m] == inf:
                 waits[rank] = True
                 yield
-            arrival = source[m] + delays[kind][stage]
+            arrival = sources[m] + delay
             while num_late:
                 of_stage, of_m = late[-num_late]
                 end = now + weights[of_stage]
-                if now + weights[of_stage] * begun > arrival and held <= rooms[kind]:
+                if now + weights[of_stage] * begun > arrival and held <= room:
                     break
                 row.append((WEIGHT, of_stage, of_m, now, end))
                 left -= weights[of_stage]
                 now, held, num_late = end, held - problem.late, num_late - 1
-            if held > rooms[kind]:
+            if held > room:
                 return
             start = arrival if arrival > now else now
-            cost = costs[kind][stage]
             now = start + cost
             left -= cost
             if now + left > longest:
                 self.is_too_long = True
                 return
-            held += changes[kind]
+            held += change
             row.append((kind, stage, m, start, now))
             if kind in (WEIGHT, AGAIN):
                 continue
-            if PLAIN[kind] == INPUT and self.places_weights:
+            if self.places_weights and PLAIN[kind] == INPUT:
                 late.append((stage, m))
                 num_late += 1
-            ends[kind][stage][m] = now
-            to = receivers[kind][stage]
-            if waits[to]:
-                waits[to] = False
-                self.ready.append(to)
+            ends[m] = now
+            if waits[receiver]:
+                waits[receiver] = False
+                self.ready.append(receiver)
         self._run_weights(rank, now, late[len(late) - num_late :])
         self.num_done += 1
 

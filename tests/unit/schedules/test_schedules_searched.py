@@ -32,6 +32,13 @@ PUBLISHED = [
     (5, 10, Times(18.5, 18.1, 9.3, 0.6), 3.5, 579.2),
 ]
 FEW = [*PUBLISHED[5:8], PUBLISHED[-1]]
+SHORT = [
+    (3, 4, Times(20, 18, 10, 0), 3, 212),
+    (4, 4, Times(20, 18, 10, 0), 4, 224),
+    (4, 4, Times(10, 20, 10, 4), 2, 322),
+    (4, 6, Times(10, 20, 10, 4), 2, 446),
+    (4, 8, Times(10, 20, 10, 4), 2, 586),
+]
 FIXED = {
     "plain-auto": ("1f1b", "zb-h1", "zb-h2", "zb-auto"),
     "interleaved-auto": ("interleaved", "interleaved-zb"),
@@ -62,6 +69,16 @@ def test_none_that_is_published_is_shorter_with_its_memory(
         for name in ("v-auto", "interleaved-auto")
     ]
     assert min(found) <= makespan
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_microbatches", "times", "limit", "makespan"), but_for(SHORT, longer=SHORT[3:])
+)
+def test_orders_that_are_played_later_make_no_step_longer(
+    num_ranks, num_microbatches, times, limit, makespan
+):
+    """A V with few microbatches, for which blocks with a tight cooldown are a help or in the way."""
+    assert searched("v-auto", num_ranks, num_microbatches, times, limit).makespan <= makespan
 
 
 def test_groups_of_as_many_as_ranks_take_part_with_split_backwards():
