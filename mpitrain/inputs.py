@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -332,7 +332,31 @@ def _is_folder(entry: os.DirEntry) -> bool:
         return False
 
 
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_error(opened: Closeable) -> Iterator[None]:
+    """Close what is open if the block raises."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise
+
+
 # ---------------------------------------------------------------- what is said of them
+
+
+@contextmanager
+def os_errors_as(kind: type[Exception], what: str, advice: str = "") -> Iterator[None]:
+    """Raise an error of `kind` for an OSError: what can't be done, the system's reason, what to change."""
+    try:
+        yield
+    except OSError as error:
+        why = shown(error.strerror or "can't be read")
+        raise kind(f"{what}: {why}" + f"; {advice}" * bool(advice)) from error
 
 
 def is_there(path: str | Path) -> bool:

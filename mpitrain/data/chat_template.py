@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from mpitrain.data.limited import LimitedError, Limits, parts
 from mpitrain.data.special_tokens import CONFIG, MOST_CONFIG_BYTES, text_of_token
 from mpitrain.errors import DataError
@@ -147,8 +145,8 @@ def _object(read: Read, name: str, where: str) -> dict[str, Any]:
         return {}
     try:
         return decoded(content, dict)
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise DataError(f"{where}: {name} is no object of JSON: {shown(error)}") from None
+    except ValueError as error:
+        raise DataError(f"{where}: {name} is no object of JSON: {error}") from None
 
 
 def _content(read: Read, name: str, most_bytes: int, where: str) -> bytes | None:

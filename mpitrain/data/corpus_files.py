@@ -18,7 +18,7 @@ import xxhash
 
 from mpitrain.data.source import SOURCES, File, Source
 from mpitrain.errors import DataError
-from mpitrain.inputs import PIECE, is_there, listed, open_file, read_text, require_file, shown
+from mpitrain.inputs import PIECE, is_there, listed, open_file, os_errors_as, read_text, require_file, shown
 
 OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
     ".json": "JSON that is no lines of JSON",
@@ -50,6 +50,11 @@ class Listing(NamedTuple):
 
     files: list[File]
     left_out: dict[str, list[str]]
+
+    @property
+    def paths(self) -> list[Path]:
+        """All files that are read, those that belong to others, too."""
+        return [path for file in self.files for path in (file.path, *file.companions)]
 
 
 def check_source(named: str, path: Paths, key: str = "data.path") -> None:
@@ -232,24 +237,22 @@ def content_of(listing: Listing, each: Callable[[str], object]) -> str:
 def looks_of(listing: Listing) -> str:
     """Digest what tells without reading whether files are the same ones, unchanged."""
     digest = xxhash.xxh3_128()
-    for file in listing.files:
-        for path in (file.path, *file.companions):
-            stat = _stat(path)
-            looks = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-            digest.update(os.fsencode(f"{os.path.abspath(path)}\0{looks}\0"))
+    for path in listing.paths:
+        stat = _stat(path)
+        looks = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+        digest.update(os.fsencode(f"{os.path.abspath(path)}\0{looks}\0"))
     return digest.hexdigest()
 
 
 def stamps_of(listing: Listing) -> dict[Path, tuple[int, int]]:
     """Return size and time of each file, which change where it is written to."""
-    paths = (path for file in listing.files for path in (file.path, *file.companions))
-    return {path: (stat.st_size, stat.st_mtime_ns) for path in paths for stat in [_stat(path)]}
+    stats = {path: _stat(path) for path in listing.paths}
+    return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
 def newest_of(listing: Listing) -> int:
     """Return when the newest of the files was written, in nanoseconds."""
-    paths = (path for file in listing.files for path in (file.path, *file.companions))
-    return max(_stat(path).st_mtime_ns for path in paths)
+    return max(time for _, time in stamps_of(listing).values())
 
 
 def sizes_of(listing: Listing) -> list[int]:
@@ -329,10 +332,8 @@ def _listed_names(names: Sequence[str | Path], key: str) -> Iterator[str | Path]
         if not text.startswith("@") or is_there(text):
             yield name
             continue
-        try:
+        with os_errors_as(DataError, f"{key} = {shown(text)}: the list cannot be read"):
             lines = read_text(text[1:], MOST_LIST_BYTES).splitlines()
-        except OSError as error:
-            raise DataError(f"{key} = {shown(text)}: the list cannot be read: {error.strerror}") from error
         yield from (line.strip() for line in lines if line.strip())
 
 
@@ -383,10 +384,7 @@ def _walk(root: Path, source: Source) -> Iterator[tuple[Path, str]]:
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    try:
-        found = folder.stat()
-    except OSError as error:
-        raise unreadable(folder, error.strerror) from error
+    found = _stat(folder)
     return found.st_dev, found.st_ino
 
 

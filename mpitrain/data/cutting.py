@@ -14,9 +14,12 @@ whole documents, if memory holds them.
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
+
+from mpitrain.inputs import decoded
 
 PIECE_BYTES = 1 << 18
 MEMORY_PER_BYTE = 160  # of a text, with the offsets of its tokens
@@ -86,12 +89,33 @@ def _last(wanted: re.Pattern[bytes], text: bytes, begin: int, end: int) -> int:
     return 0
 
 
-def cutting(content: bytes, vocabulary: Iterable[str]) -> Cutting:
-    """Return where texts may be cut. content: of a tokenizer.json.  vocabulary: the words of its model."""
-    try:
-        found = msgspec.json.decode(content, type=_CutFile)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        # the library reads more than JSON has
+class TokenizerModel(msgspec.Struct):
+    """unk_token, unk_id: what stands for the unknown."""
+
+    type: str = "BPE"
+    unk_token: Any = None
+    unk_id: Any = None
+
+
+class TokenizerTree(msgspec.Struct):
+    """The parts of a tokenizer.json that are read here: its words aren't kept."""
+
+    model: TokenizerModel
+    normalizer: Any = None
+    pre_tokenizer: Any = None
+    added_tokens: list[dict] = []
+
+
+def tree_of(content: bytes) -> TokenizerTree | None:
+    """Return what a tokenizer.json says; None: the library reads more than JSON has."""
+    with suppress(ValueError):
+        return decoded(content, TokenizerTree)
+    return None
+
+
+def cutting(found: TokenizerTree | None, vocabulary: Iterable[str]) -> Cutting:
+    """Return where texts may be cut. vocabulary: the words of the tokenizer's model."""
+    if found is None:
         return Cutting()
     normalizers = _flat(found.normalizer, "normalizers")
     pre_tokenizers = _flat(found.pre_tokenizer, "pretokenizers")
@@ -185,14 +209,3 @@ def _alternatives(pattern: str) -> Iterator[str]:
             yield pattern[begin : bar.start()]
             begin = bar.end()
     yield pattern[begin:]
-
-
-class _CutModel(msgspec.Struct):
-    type: str = "BPE"
-
-
-class _CutFile(msgspec.Struct):
-    model: _CutModel
-    normalizer: Any = None
-    pre_tokenizer: Any = None
-    added_tokens: list[dict] = []

@@ -282,7 +282,7 @@ class MixtureSampler:
 
     def costs(self, slots: Sequence[int]) -> np.ndarray | None:
         """Return what attention of each window costs, as PackedSampler does; None: unknown."""
-        sources, numbers = self.mixture.places(np.asarray(slots, np.int64))
+        sources, numbers = self._places(slots)
         found = np.empty(len(slots), np.int64)
         for source in np.unique(sources).tolist():
             costs = self._samplers[source].costs(numbers[sources == source])
@@ -293,7 +293,7 @@ class MixtureSampler:
 
     def rows(self, slots: Sequence[int]) -> TokenRows:
         """Return the windows for `slots`, in the order asked: [len(slots), sequence + 1]."""
-        sources, numbers = self.mixture.places(np.asarray(slots, np.int64))
+        sources, numbers = self._places(slots)
         chosen = np.unique(sources).tolist()
         parts = [self._samplers[source].rows(numbers[sources == source]) for source in chosen]
         order = np.argsort(np.concatenate([np.flatnonzero(sources == source) for source in chosen]))
@@ -304,12 +304,11 @@ class MixtureSampler:
 
     def pieces(self, slot: int) -> list[tuple[int, int]]:
         """Return the pieces of tokens.bin that a slot's window has: begin and end of each."""
-        (source,), (number,) = self.mixture.places(np.array([slot]))
+        (source,), (number,) = self._places([slot])
         return self._samplers[source].pieces(number)
 
-    def sequences(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the tokens of these windows."""
-        return self.rows(slots).tokens
+    def _places(self, slots: Sequence[int]) -> Places:
+        return self.mixture.places(np.asarray(slots, np.int64))
 
 
 class HeldOutMixture(MixtureSampler):
@@ -324,13 +323,9 @@ class HeldOutMixture(MixtureSampler):
         sizes = [sampler.num_sequences for sampler in samplers]
         super().__init__(samplers, Mixture([Blend(0, tuple(weights))], sizes))
 
-    def rows(self, slots: Sequence[int]) -> TokenRows:
-        """Return the windows for `slots`; what fills a batch after the last one begins anew."""
-        return super().rows(np.asarray(slots, np.int64) % self.num_sequences)
-
-    def costs(self, slots: Sequence[int]) -> np.ndarray | None:
-        """Return what attention of each window costs."""
-        return super().costs(np.asarray(slots, np.int64) % self.num_sequences)
+    def _places(self, slots: Sequence[int]) -> Places:
+        """Return where slots are read from; what fills a batch after the last one begins anew."""
+        return super()._places(np.asarray(slots, np.int64) % self.num_sequences)
 
 
 def places_after_skips(slots: Sequence[int], skip: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -371,10 +366,6 @@ class SkippingSampler:
     def pieces(self, slot: int) -> list[tuple[int, int]]:
         """Return the pieces of tokens.bin that a slot's window has: begin and end of each."""
         return self.whole.pieces(int(self.places([slot])[0]))
-
-    def sequences(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the tokens of these windows."""
-        return self.rows(slots).tokens
 
 
 Samplers = SourceSampler | MixtureSampler | SkippingSampler

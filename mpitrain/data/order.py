@@ -52,10 +52,6 @@ class Sampler:
     def costs(self, slots) -> None:
         """Attention over whole windows costs the same."""
 
-    def sequences(self, slots) -> np.ndarray:
-        """Return the tokens of these windows."""
-        return self.rows(slots).tokens
-
     def _windows(self, slots: np.ndarray) -> np.ndarray:
         """Return the index of each slot's window."""
         epochs, places = np.divmod(slots, self.num_sequences)

@@ -94,25 +94,24 @@ class ReadCounts(msgspec.Struct, frozen=True):
 
     def with_remark(self, remark: str, name: str) -> "ReadCounts":
         """Count a file with something unusual."""
-        before = self.remarks.get(remark, LeftOut(0, shown(name)))
-        more = LeftOut(before.count + 1, before.first)
-        return msgspec.structs.replace(self, remarks={**self.remarks, remark: more})
+        return self._counted("remarks", remark, [name])
 
     def with_document(self, size: int, unknown: int) -> "ReadCounts":
         counts = dict(documents=self.documents + 1, size=self.size + size, unknown=self.unknown + unknown)
         return msgspec.structs.replace(self, **counts)
 
     def without(self, reason: str, names: Sequence[str]) -> "ReadCounts":
-        before = self.left_out.get(reason, LeftOut(0, shown(names[0])))
-        more = LeftOut(before.count + len(names), before.first)
-        return msgspec.structs.replace(self, left_out={**self.left_out, reason: more})
+        return self._counted("left_out", reason, names)
 
     def with_marked(self, markup: str, name: str) -> "ReadCounts":
         """Count a document that is of another format than text."""
-        before = self.marked.get(markup, LeftOut(0, shown(name)))
-        return msgspec.structs.replace(
-            self, marked={**self.marked, markup: LeftOut(before.count + 1, before.first)}
-        )
+        return self._counted("marked", markup, [name])
+
+    def _counted(self, field: str, kind: str, names: Sequence[str]) -> "ReadCounts":
+        counts: dict[str, LeftOut] = getattr(self, field)
+        before = counts.get(kind, LeftOut(0, shown(names[0])))
+        more = LeftOut(before.count + len(names), before.first)
+        return msgspec.structs.replace(self, **{field: {**counts, kind: more}})
 
     def describe(self, count: int) -> str:
         """Return what was read, in one line. count: of tokens."""

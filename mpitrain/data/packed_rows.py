@@ -246,10 +246,6 @@ class PackedSampler:
                 order = self._order_of(int(self._sizes[block]), block + 1)
                 yield block, here, order.windows(epoch, within)
 
-    def sequences(self, slots: Sequence[int]) -> np.ndarray:
-        """Return the tokens of these rows."""
-        return self.rows(slots).tokens
-
     def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the blocks in the order of an epoch, and its rows up to the end of each."""
         if self._epoch[0] != epoch:

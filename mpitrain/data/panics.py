@@ -1,30 +1,20 @@
-"""Errors of the tokenizers library that are panics of its own code.
-
-Told from others, and kept from printing their stacks.
-"""
+"""Errors of the tokenizers library, some of which are panics of its own code."""
 
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from mpitrain.data.limited import nameless_file
+from mpitrain.inputs import shown
 
 STDERR = 2
 MOST_KEPT_BYTES = 1 << 20
 
 
-def raise_what_is_not_the_librarys(error: BaseException) -> None:
-    """Raise an error again that isn't the library's own: plain Exception, or a panic, which is no
-    Exception.
-    """
-    if not isinstance(error, Exception) and not _is_panic(error):
-        raise error
-
-
-def _is_panic(error: BaseException | None) -> bool:
-    return type(error).__name__ == "PanicException"
+class LibraryFailure(Exception):
+    """The library can't do what it was asked for; the text says why."""
 
 
 @functools.cache
@@ -38,13 +28,11 @@ def _kept() -> int:
 
 
 @contextmanager
-def panics_unprinted() -> Iterator[None]:
-    """Keep what a panic of the library prints by itself from the console.
+def library_calls(refused: Callable[[str], Exception] = LibraryFailure) -> Iterator[None]:
+    """Raise what `refused` makes of an error of the library: an Exception, or a panic, which is none.
 
-    Some forty lines above the one message.
-
-    It writes to descriptor 2, which leads elsewhere meanwhile. What others have written there is
-    written again, unless it is a panic's.
+    A panic prints some forty lines to descriptor 2, which leads elsewhere meanwhile. What others have
+    written there is written again, unless it is a panic's.
     """
     panic = False
     console = os.dup(STDERR)
@@ -52,8 +40,10 @@ def panics_unprinted() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        panic = _is_panic(error)
-        raise
+        panic = type(error).__name__ == "PanicException"
+        if not panic and not isinstance(error, Exception):
+            raise
+        raise refused(shown(error)) from error
     finally:
         os.dup2(console, STDERR)
         os.close(console)

@@ -54,7 +54,7 @@ from mpitrain.data.tokens import (
 )
 from mpitrain.data.verified import COPIES, PACKED
 from mpitrain.errors import DataError, InputError, StoppedEarly, counted
-from mpitrain.inputs import DRAFT, listed, remove, rename, shown
+from mpitrain.inputs import DRAFT, listed, os_errors_as, remove, rename, shown
 
 LINKED = ".shared"  # ends the names of files of other runs, until all are there
 
@@ -101,7 +101,7 @@ def prepare(
     if _is_prepared(folder, work.origin, trained, report) or _are_purged(folder, work, trained):
         accept(describe(folder), open_tokens(folder), open_ends(folder))
         return
-    try:
+    with _writing(folder, "run.dir"):
         folder.mkdir(parents=True, exist_ok=True)
         place = SharedFolder(shared, work.origin, work.listing, report.doing, work.begins) if shared else None
         if place and _is_taken(place, folder, work, accept):
@@ -110,8 +110,6 @@ def prepare(
         _finish(folder, description, DRAFT)
         if place and (trouble := place.publish(folder, description)):
             report.line(trouble)
-    except OSError as error:
-        raise _unwritten(folder, error, "run.dir") from error
 
 
 def prepare_store(
@@ -132,17 +130,16 @@ def prepare_store(
     place = SharedFolder(shared, work.origin, work.listing, report.doing, work.begins)
     new = [folder for folder in (place.path, place.path.parent) if not folder.exists()]
     try:
-        place.path.mkdir(parents=True, exist_ok=True)
-        with locked(place.path):
-            require_own(place.path)
-            if found := _published(place, work):
-                note_intact(place.path, found)
-            else:
-                description = _prepared(place.path, work, lambda *prepared: None)
-                _finish(place.path, description, DRAFT)
-            place.note()
-    except OSError as error:
-        raise _unwritten(place.path, error, "data.tokens") from error
+        with _writing(place.path, "data.tokens"):
+            place.path.mkdir(parents=True, exist_ok=True)
+            with locked(place.path):
+                require_own(place.path)
+                if found := _published(place, work):
+                    note_intact(place.path, found)
+                else:
+                    description = _prepared(place.path, work, lambda *prepared: None)
+                    _finish(place.path, description, DRAFT)
+                place.note()
     finally:
         for folder in new:
             with suppress(OSError):  # with something in it
@@ -150,8 +147,8 @@ def prepare_store(
     return place.path
 
 
-def _unwritten(folder: Path, error: OSError, key: str) -> DataError:
-    return DataError(f"{folder}: tokens cannot be written: {error.strerror}; change {key} or free some space")
+def _writing(folder: Path, key: str) -> AbstractContextManager[None]:
+    return os_errors_as(DataError, f"{folder}: tokens cannot be written", f"change {key} or free some space")
 
 
 class _Work(NamedTuple):

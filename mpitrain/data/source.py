@@ -183,7 +183,7 @@ class Source:
     name: str
     read: Callable[[File, Position, str], Iterator[Document]] | None = None
     suffixes: tuple[str, ...] = ("",)
-    most_bytes: int = 1 << 50
+    most_bytes: int = 1 << 60
     excludes: Callable[[str], bool] = is_hidden
     wanted: str = "a file with text"
     advice: str = (

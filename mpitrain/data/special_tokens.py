@@ -21,55 +21,20 @@ MOST_CONFIG_BYTES = 1 << 24  # those with most added tokens have 2 MB
 # What well-known models call the token between two documents; the first that the file has as a
 # special token is used.
 END_OF_TEXT = (
-    *(
-        "<|endoftext|>",
-        "<|end_of_text|>",
-        "<｜end▁of▁sentence｜>",
-        "<|end▁of▁sentence|>",
-        "<end_of_sentence>",
-        "<EOS_TOKEN>",
-        "<seed:eos>",
-    ),
-    *("<eos>", "<|eos|>", "[EOS]", "</s>", "<EOS>", "|ENDOFTEXT|", "[SEP]"),
-)
+    "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "<|end▁of▁sentence|>", "<end_of_sentence>",
+    "<EOS_TOKEN>", "<seed:eos>", "<eos>", "<|eos|>", "[EOS]", "</s>", "<EOS>", "|ENDOFTEXT|", "[SEP]",
+)  # fmt: skip
 # Of tokens of form 1, special or not.
 OLDER_END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
 END_OF_TURN = {
-    *(
-        "<|im_end|>",
-        "<|eot_id|>",
-        "<|eom_id|>",
-        "<end_of_turn>",
-        "<turn|>",
-        "<|return|>",
-        "<|end|>",
-        "<|call|>",
-        "<|eot|>",
-        "<|user|>",
-    ),
-    *(
-        "<|END_OF_TURN_TOKEN|>",
-        "<|assistant|>",
-        "<|end_of_turn|>",
-        "<|im_sep|>",
-        "<|role_end|>",
-        "<|message_end|>",
-        "<|hy_eos|>",
-    ),
-}
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<turn|>", "<|return|>", "<|end|>", "<|call|>",
+    "<|eot|>", "<|user|>", "<|END_OF_TURN_TOKEN|>", "<|assistant|>", "<|end_of_turn|>", "<|im_sep|>",
+    "<|role_end|>", "<|message_end|>", "<|hy_eos|>",
+}  # fmt: skip
 BEGIN_OF_TEXT = (
-    *(
-        "<|begin_of_text|>",
-        "<bos>",
-        "<｜begin▁of▁sentence｜>",
-        "<s>",
-        "<BOS_TOKEN>",
-        "<|startoftext|>",
-        "<seed:bos>",
-        "[BOS]",
-    ),
-    *("<beginning_of_sentence>", "<|bos|>"),
-)
+    "<|begin_of_text|>", "<bos>", "<｜begin▁of▁sentence｜>", "<s>", "<BOS_TOKEN>", "<|startoftext|>",
+    "<seed:bos>", "[BOS]", "<beginning_of_sentence>", "<|bos|>",
+)  # fmt: skip
 
 
 class Declared(NamedTuple):
@@ -109,7 +74,7 @@ def declared_in(content: bytes) -> Declared:
     """Return what a tokenizer_config.json says; nothing if it can't be read."""
     try:
         found = decoded(content, dict)
-    except (ValueError, msgspec.MsgspecError):
+    except ValueError:
         return Declared()
     adds = found.get("add_bos_token")
     return Declared(

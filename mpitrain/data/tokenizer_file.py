@@ -6,16 +6,15 @@ words finds it all the same. Then the text is cut within that word.
 """
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import xxhash
 
-from mpitrain.data.cutting import MEMORY_PER_BYTE, cutting
-from mpitrain.data.panics import panics_unprinted, raise_what_is_not_the_librarys
+from mpitrain.data.cutting import MEMORY_PER_BYTE, TokenizerModel, cutting, tree_of
+from mpitrain.data.panics import LibraryFailure, library_calls
 from mpitrain.data.special_tokens import (
     CONFIG,
     OLDER_END_OF_TEXT,
@@ -28,7 +27,7 @@ from mpitrain.data.special_tokens import (
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer_probe import require_harmless
 from mpitrain.errors import DataError
-from mpitrain.inputs import read_file, shown
+from mpitrain.inputs import os_errors_as, read_file, shown
 
 MOST_TOKENS = 1 << 24  # ids of a vocabulary; the largest published ones have 2**18
 MOST_BYTES = 1 << 28  # of a tokenizer.json; those of the largest models have a tenth of it
@@ -82,7 +81,8 @@ class FileTokenizer:
             )
         self.vocab = max(ids.values()) + 1  # ids may have gaps, and then their number is too small
         self.older_end_of_text = next((ids[name] for name in OLDER_END_OF_TEXT if name in ids), None)
-        self.unknown = _unknown(content, ids)
+        tree = tree_of(content)
+        self.unknown = _unknown(tree.model, ids) if tree else None
         no_ascii = (f"<0x{byte:02X}>" for byte in range(0xFF, 0x7F, -1))
         self.stray_byte = next((ids[name] for name in no_ascii if name in ids), None)
         self.identity = f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
@@ -101,7 +101,7 @@ class FileTokenizer:
             chosen.append(self.unknown)
         self.needed = self._rows_needed(ids, chosen)
         self.memory = MEMORY_OF_FILE * len(content)
-        self._cutting = cutting(content, self._tokenizer.get_vocab(with_added_tokens=False))
+        self._cutting = cutting(tree, self._tokenizer.get_vocab(with_added_tokens=False))
 
     def files(self) -> dict[str, bytes]:
         content = _read(self.file)
@@ -147,35 +147,30 @@ class FileTokenizer:
 
         "" if it puts none there.
         """
-        try:
-            with panics_unprinted():
-                (found,) = self._tokenizer.encode_batch(["a"], add_special_tokens=True)
-                return found.tokens[0] if found.special_tokens_mask[:1] == [1] else ""
-        except BaseException as error:
-            raise_what_is_not_the_librarys(error)
-            return ""
+        with suppress(LibraryFailure), library_calls():
+            (found,) = self._tokenizer.encode_batch(["a"], add_special_tokens=True)
+            return found.tokens[0] if found.special_tokens_mask[:1] == [1] else ""
+        return ""
+
+    def _calls(self, failure: str) -> AbstractContextManager[None]:
+        """Raise DataError for an error of the library. failure: what it can't do then."""
+        return library_calls(
+            lambda why: DataError(
+                f'data.tokenizer = "{shown(self.file)}" cannot {failure}: {why}; use another tokenizer'
+            )
+        )
 
     def pieces(self, text: bytes) -> Iterator[bytes]:
         return self._cutting.pieces(text)
 
     def encode(self, text: bytes) -> np.ndarray:
-        try:
+        with self._calls("encode the text"):
             # encode() holds Python's lock to the end, of a long text for minutes: no thread would
             # hear a signal meanwhile.
-            with panics_unprinted():
-                (found,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
+            (found,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
             ids = np.fromiter(found.ids, dtype_for(self.vocab), len(found))
-            if self._is_control.take(ids).any():
-                ids = self._without_control_tokens(text.decode())
-        except DataError:
-            raise
-        except BaseException as error:
-            raise_what_is_not_the_librarys(error)
-            found = f'data.tokenizer = "{shown(self.file)}"'
-            raise DataError(
-                f"{found} cannot encode the text: {shown(error)}; use another tokenizer"
-            ) from error
-        return ids
+            has_control_tokens = self._is_control.take(ids).any()
+        return self._without_control_tokens(text.decode()) if has_control_tokens else ids
 
     def encode_with_special(self, text: str) -> list[int]:
         """Return the ids of text in which special tokens that are spelled out are these tokens.
@@ -184,34 +179,21 @@ class FileTokenizer:
         """
         self._tokenizer.encode_special_tokens = False
         try:
-            with panics_unprinted():
+            with self._calls("encode the text"):
                 (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
                 return found.ids
-        except BaseException as error:
-            raise_what_is_not_the_librarys(error)
-            raise DataError(
-                f'data.tokenizer = "{shown(self.file)}" cannot encode the text: {shown(error)}; use another '
-                "tokenizer"
-            ) from error
         finally:
             self._tokenizer.encode_special_tokens = True
 
     def decode(self, ids) -> str:
-        try:
-            with panics_unprinted():
-                return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
-        except BaseException as error:
-            raise_what_is_not_the_librarys(error)
-            found = f'data.tokenizer = "{shown(self.file)}"'
-            raise DataError(
-                f"{found} cannot decode the tokens: {shown(error)}; use another tokenizer"
-            ) from error
+        with self._calls("decode the tokens"):
+            return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
 
     def _without_control_tokens(self, text: str) -> np.ndarray:
         """Encode a text in pieces: it is cut after the first character of each word that is a
         control token's.
         """
-        with panics_unprinted():
+        with self._calls("encode the text"):
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         ids = np.array(found.ids, dtype_for(self.vocab))
         spans = [found.offsets[place] for place in np.flatnonzero(self._is_control[ids])]
@@ -228,37 +210,17 @@ class FileTokenizer:
         return np.concatenate([self._without_control_tokens(piece) for piece in pieces if piece])
 
 
-def _unknown(content: bytes, ids: dict[str, int]) -> int | None:
+def _unknown(model: TokenizerModel, ids: dict[str, int]) -> int | None:
     """Return the id of what the tokenizer has no token for; None if there is none, as with bytes."""
-    try:
-        model = msgspec.json.decode(content, type=_File).model
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        # the library reads more than JSON has
-        return None
     if isinstance(model.unk_token, str):
         return ids.get(model.unk_token)
     return model.unk_id if isinstance(model.unk_id, int) and 0 <= model.unk_id <= max(ids.values()) else None
 
 
-class _Model(msgspec.Struct):
-    unk_token: Any = None
-    unk_id: Any = None
-
-
-class _File(msgspec.Struct):
-    """The part of a tokenizer.json that says what is unknown: its words aren't kept."""
-
-    model: _Model
-
-
 def _read(file: Path) -> bytes:
-    try:
+    advice = 'use "bytes" or the path of a tokenizer.json'
+    with os_errors_as(DataError, f'data.tokenizer = "{shown(file)}" cannot be read', advice):
         return read_file(file, MOST_BYTES)
-    except OSError as error:
-        advice = 'use "bytes" or the path of a tokenizer.json'
-        raise DataError(
-            f'data.tokenizer = "{shown(file)}" cannot be read: {error.strerror}; {advice}'
-        ) from error
 
 
 def _parse(content: bytes, file: Path):
@@ -269,11 +231,7 @@ def _parse(content: bytes, file: Path):
         raise DataError(
             f"data.tokenizer = \"{file}\" needs the tokenizers library; pip install 'mpitrain[hf]'"
         ) from error
-    try:
-        with panics_unprinted():
-            return tokenizers.Tokenizer.from_str(content.decode())
-    except BaseException as error:
-        raise_what_is_not_the_librarys(error)
-        advice = 'use the tokenizer.json of a model, or "bytes"'
-        found = f'data.tokenizer = "{shown(file)}"'
-        raise DataError(f"{found} is not a tokenizers JSON file: {shown(error)}; {advice}") from error
+    found = f'data.tokenizer = "{shown(file)}" is not a tokenizers JSON file'
+    advice = 'use the tokenizer.json of a model, or "bytes"'
+    with library_calls(lambda why: DataError(f"{found}: {why}; {advice}")):
+        return tokenizers.Tokenizer.from_str(content.decode())

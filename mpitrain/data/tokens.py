@@ -33,7 +33,7 @@ from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
 from mpitrain.data.verified import is_noted, note
 from mpitrain.errors import DataError
-from mpitrain.inputs import kind_of, open_regular, read_regular, replacing, shown
+from mpitrain.inputs import kind_of, open_regular, os_errors_as, read_regular, replacing, shown
 
 DESCRIPTION = "tokens.json"
 NO_ENDS = np.empty(0, ENDS_DTYPE)
@@ -107,13 +107,9 @@ def keep_tokenizer(folder: str | Path, tokenizer: Tokenizer) -> None:
                 continue
         except OSError:
             pass  # absent, or another's
-        try:
-            with replacing(file, OWN) as opened:
-                opened.write(content)
-        except OSError as error:
-            raise DataError(
-                f"{file} cannot be written: {error.strerror}; change run.dir or free some space"
-            ) from error
+        advice = "change run.dir or free some space"
+        with os_errors_as(DataError, f"{file} cannot be written", advice), replacing(file, OWN) as opened:
+            opened.write(content)
 
 
 def num_prepared(folder: str | Path) -> int:
@@ -256,13 +252,11 @@ def _has(file: Path, dtype: np.dtype, wanted: str, below: int, each: Callable[[s
     """
     digest = xxhash.xxh3_128()
     largest = 0
-    try:
+    with os_errors_as(DataError, f"{file} cannot be read", "remove it, or change run.dir"):
         for block in _blocks(file, dtype):
             each("checking the tokens that are there")
             digest.update(block)
             largest = max(largest, int(block.max()))
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}; remove it, or change run.dir") from error
     if wanted != digest.hexdigest():
         return False
     if largest >= below:

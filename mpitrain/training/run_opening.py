@@ -182,7 +182,7 @@ class Opening:
         return tasks[0] if tasks else {}
 
     def _prompt(self, corpora: Corpora) -> str:
-        beginning = corpora.train.sequences(range(1))[0].tolist()
+        beginning = corpora.train.rows(range(1)).tokens[0].tolist()
         return prompt_for(self.tokenizer.whole, beginning, corpus_of(self.config.data).source)
 
     def _loggers(self) -> Loggers:

@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.config import Data
 from mpitrain.data.byte_level import byte_tokenizer_json
-from mpitrain.data.panics import panics_unprinted, raise_what_is_not_the_librarys
+from mpitrain.data.panics import LibraryFailure, library_calls
 from mpitrain.data.special_tokens import CONFIG as TOKENIZER_CONFIG
 from mpitrain.data.special_tokens import text_of_token
 from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.data.tokens import describe
 from mpitrain.errors import CheckpointError, DataError
-from mpitrain.inputs import kind_of, read_file, read_regular, replacing, shown
+from mpitrain.inputs import kind_of, os_errors_as, read_file, read_regular, replacing, shown
 from mpitrain.weights.folder import (
     COMPANIONS,
     CONFIG,
@@ -105,13 +105,9 @@ def files_of_tokenizer(file: Path, content: bytes) -> Files:
     if file.name == TOKENIZER:
         for name in (*TOKENIZER_FILES, *templates_in(file.parent)):
             path = file.parent / name
-            try:
+            advice = "it belongs to the tokenizer beside it: make it a file that can be read, or move it away"
+            with os_errors_as(DataError, shown(path), advice), suppress(FileNotFoundError):
                 files.setdefault(name, read_file(path, MOST_COMPANION_BYTES))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                why = f"{shown(path)}: {error.strerror}; it belongs to the tokenizer beside it"
-                raise DataError(f"{why}: make it a file that can be read, or move it away") from None
     return files
 
 
@@ -342,16 +338,12 @@ def _extends(content: bytes, before: bytes) -> bool:
 
 
 def _vocabulary(content: bytes) -> dict[str, int]:
-    try:
+    with suppress(ImportError, LibraryFailure):
         import tokenizers  # most runs use bytes, and don't pay for the import
 
-        with panics_unprinted():
+        with library_calls():
             return tokenizers.Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True)
-    except ImportError:
-        return {}
-    except BaseException as error:
-        raise_what_is_not_the_librarys(error)
-        return {}
+    return {}
 
 
 def _without_tokens(content: bytes) -> bytes:

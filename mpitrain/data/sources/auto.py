@@ -63,7 +63,6 @@ def excludes(name: str) -> bool:
 
 AUTO = Source(
     "auto",
-    most_bytes=1 << 60,
     excludes=excludes,
     wanted="files of a corpus",
     advice="data.source says the format, if its first bytes don't; data.text_key the key or column",

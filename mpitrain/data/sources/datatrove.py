@@ -44,7 +44,6 @@ def tokens(file: File, rule: TokenRule) -> TokenFile:
 DATATROVE = Source(
     "datatrove",
     suffixes=(DS,),
-    most_bytes=1 << 60,
     wanted="a .ds file and its .ds.index",
     advice="write the files again, or leave them out of data.path",
     tokens=tokens,

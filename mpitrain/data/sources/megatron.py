@@ -92,7 +92,6 @@ def _ends(index: Path, indices: np.ndarray, ends: np.ndarray, sequences: int) ->
 MEGATRON = Source(
     "megatron",
     suffixes=(BIN,),
-    most_bytes=1 << 60,
     wanted="a .bin file and its .idx",
     advice="write both files again, or leave them out of data.path",
     tokens=tokens,

@@ -56,7 +56,6 @@ def tokens(file: File, rule: TokenRule) -> TokenFile:
 NANOGPT = Source(
     "nanogpt",
     suffixes=(BIN,),
-    most_bytes=1 << 60,
     wanted="a .bin file of ids",
     advice="write the file again, or leave it out of data.path",
     tokens=tokens,

@@ -139,7 +139,6 @@ def _ends(path: Path, count: int) -> np.ndarray:
 NUMPY_ARRAY = Source(
     "npy",
     suffixes=(NPY,),
-    most_bytes=1 << 60,
     wanted="a .npy file of ids",
     advice="data.dtype says the type of ids without a header; else write the file again",
     tokens=tokens,

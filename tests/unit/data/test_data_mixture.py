@@ -168,7 +168,7 @@ def sampler_of(sizes, weights, most):
 
 def test_no_sequence_comes_twice_in_an_epoch_of_its_source():
     sampler = sampler_of((30, 50), [Blend(0, (1.0, 1.0))], (0, 0))
-    first = sampler.sequences(range(60))[:, 0]
+    first = sampler.rows(range(60)).tokens[:, 0]
     assert len(set(first.tolist())) == 60
 
 
@@ -176,7 +176,7 @@ def test_no_sequence_comes_twice_in_an_epoch_of_its_source():
 def test_ranks_read_what_one_rank_reads_after_any_restart(ranks):
     """Ten restarts in a row, across a change of weights, an epoch's end and a source that ends."""
     arguments = (30, 50, 9), [Blend(0, (3.0, 2.0, 1.0)), Blend(70, (1.0, 4.0, 1.0))], (0, 0, 18)
-    whole = sampler_of(*arguments).sequences(range(25 * 8))
+    whole = sampler_of(*arguments).rows(range(25 * 8)).tokens
     rng = random.Random(ranks)
     stops = sorted({0, 25, *(rng.randrange(1, 25) for _ in range(10))})
     read = []
@@ -185,7 +185,7 @@ def test_ranks_read_what_one_rank_reads_after_any_restart(ranks):
         for step in range(begin, end):
             local = 8 // ranks
             firsts = range(step * 8, step * 8 + 8, local)
-            read += [sampler.sequences(range(first, first + local)) for first in firsts]
+            read += [sampler.rows(range(first, first + local)).tokens for first in firsts]
     assert (np.concatenate(read) == whole).all()
 
 
@@ -193,10 +193,10 @@ def test_held_out_sequences_come_by_weights_and_none_twice():
     """Held against weights of 3 : 1; what fills a batch after the last sequence is the first ones again."""
     texts = [np.arange(1000 * n, 1000 * n + 4 * size + 1) for n, size in enumerate((30, 50, 9))]
     held_out = HeldOutMixture([Sampler(text, 4) for text in texts], (3.0, 1.0, 1.0))
-    first = held_out.sequences(range(10))[:, 0]
+    first = held_out.rows(range(10)).tokens[:, 0]
     assert np.bincount(first // 1000).tolist() == [6, 2, 2]
     assert [first[first // 1000 == n].tolist() for n in (0, 2)] == [[*range(0, 24, 4)], [2000, 2004]]
-    whole = held_out.sequences(range(93))[:, 0].tolist()
+    whole = held_out.rows(range(93)).tokens[:, 0].tolist()
     assert held_out.num_sequences == len(set(whole)) == 89 and whole[89:] == whole[:4]
 
 

@@ -20,7 +20,7 @@ TOKENS = np.arange(1000, dtype=np.uint16)  # a token is its own position
 def test_windows_overlap_by_one_token():
     sampler = Sampler(np.arange(10, dtype=np.uint8), sequence=3)
     assert sampler.num_sequences == 3
-    rows = sampler.sequences([0, 1, 2])
+    rows = sampler.rows([0, 1, 2]).tokens
     assert rows.dtype == np.int64
     assert rows.tolist() == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7, 8, 9]]
 
@@ -37,7 +37,7 @@ def test_every_window_comes_exactly_once_per_epoch(num_tokens, sequence, seed, o
     sampler = Sampler(TOKENS[:num_tokens], sequence, seed, order)
     n = sampler.num_sequences
     for epoch in (0, 1, 7):
-        starts = sampler.sequences(range(epoch * n, (epoch + 1) * n))[:, 0]
+        starts = sampler.rows(range(epoch * n, (epoch + 1) * n)).tokens[:, 0]
         assert sorted(starts) == [i * sequence for i in range((num_tokens - 1) // sequence)]
 
 
@@ -56,7 +56,7 @@ def test_a_million_windows_come_once_an_epoch_and_none_has_a_token_that_is_held_
         windows = sampler._windows(slots)
         assert np.bincount(windows).tolist() == [1] * sampler.num_sequences
     some = np.random.default_rng(6).choice(sampler.num_sequences, 20_000, replace=False)
-    assert not held_out[sampler.sequences(some)].any()
+    assert not held_out[sampler.rows(some).tokens].any()
 
 
 @given(
@@ -69,8 +69,8 @@ def test_a_row_depends_on_its_slot_alone(slots, cut, order):
     the end of an epoch.
     """
     one = Sampler(TOKENS, 10, 3, order)
-    rows = np.concatenate([one.sequences(slots[:cut]), one.sequences(slots[cut:])])
-    alone = [Sampler(TOKENS, 10, 3, order).sequences([slot])[0] for slot in slots]
+    rows = np.concatenate([one.rows(slots[:cut]).tokens, one.rows(slots[cut:]).tokens])
+    alone = [Sampler(TOKENS, 10, 3, order).rows([slot]).tokens[0] for slot in slots]
     assert rows.tolist() == [row.tolist() for row in alone]
 
 
@@ -78,7 +78,7 @@ def test_a_row_depends_on_its_slot_alone(slots, cut, order):
 def test_epochs_and_seeds_have_orders_of_their_own(name):
     n = Sampler(TOKENS, 10).num_sequences
     orders = [
-        Sampler(TOKENS, 10, seed, name).sequences(range(epoch * n, (epoch + 1) * n))
+        Sampler(TOKENS, 10, seed, name).rows(range(epoch * n, (epoch + 1) * n)).tokens
         for seed in (0, 1, 2**64 - 1)
         for epoch in (0, 1)
     ]
@@ -94,14 +94,14 @@ def test_epochs_and_seeds_have_orders_of_their_own(name):
 )
 def test_order_is_the_same_in_every_numpy_version(order, expected):
     """Written down once: a change here would break the resume of everybody's runs."""
-    rows = Sampler(np.arange(12), sequence=1, seed=1234, order=order).sequences(range(22))
+    rows = Sampler(np.arange(12), sequence=1, seed=1234, order=order).rows(range(22)).tokens
     assert rows[:, 0].tolist() == expected
 
 
 def test_validation_order_is_the_text_itself_in_every_epoch():
     sampler = Sampler(TOKENS, 10)
     n = sampler.num_sequences
-    assert sampler.sequences(range(2 * n))[:, 0].tolist() == 2 * [10 * i for i in range(n)]
+    assert sampler.rows(range(2 * n)).tokens[:, 0].tolist() == 2 * [10 * i for i in range(n)]
 
 
 @given(num_tokens=st.integers(4, 1000), val_fraction=st.floats(0.001, 0.999), sequence=st.integers(1, 499))
@@ -110,7 +110,7 @@ def test_training_and_validation_never_overlap(num_tokens, val_fraction, sequenc
         return
     texts = [Text(TOKENS, stretches) for stretches in tail(num_tokens, val_fraction, sequence)[:2]]
     seen = [Sampler(text, sequence, seed) for text, seed in zip(texts, (5, None), strict=True)]
-    trained, validated = (set(sampler.sequences(range(sampler.num_sequences)).flat) for sampler in seen)
+    trained, validated = (set(sampler.rows(range(sampler.num_sequences)).tokens.flat) for sampler in seen)
     assert trained and validated and max(trained) < min(validated)
     assert sum(map(len, texts)) == num_tokens
 
@@ -148,7 +148,7 @@ def test_split_and_sampler_of_a_memmap_copy_only_the_rows(tmp_path):
     tokens = np.memmap(tmp_path / "t", np.uint16, mode="r")
     text = Text(tokens, tail(len(tokens), 0.05, 10).train)
     assert np.shares_memory(text._tokens, tokens)
-    assert type(Sampler(text, 10, 0).sequences([0])) is np.ndarray
+    assert type(Sampler(text, 10, 0).rows([0]).tokens) is np.ndarray
 
 
 def test_sequence_longer_than_the_data_is_refused_with_numbers():

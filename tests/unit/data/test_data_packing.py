@@ -91,8 +91,8 @@ def test_an_epoch_has_every_target_of_every_document_once(monkeypatch, seed):
 def test_a_row_depends_on_its_slot_alone(slots, cut):
     lengths = np.random.default_rng(2).integers(1, 30, 60)
     one = PackedSampler(text_of(lengths), 16, 7)
-    rows = np.concatenate([one.sequences(slots[:cut]), one.sequences(slots[cut:])])
-    alone = [PackedSampler(text_of(lengths), 16, 7).sequences([slot])[0] for slot in slots[:3]]
+    rows = np.concatenate([one.rows(slots[:cut]).tokens, one.rows(slots[cut:]).tokens])
+    alone = [PackedSampler(text_of(lengths), 16, 7).rows([slot]).tokens[0] for slot in slots[:3]]
     assert rows[:3].tolist() == [row.tolist() for row in alone]
 
 
@@ -157,7 +157,7 @@ def test_counts_that_are_known_give_the_same_rows_and_plan_nothing(monkeypatch):
     assert not planned and other.num_sequences == one.num_sequences
     assert other.attended_length == one.attended_length
     slots = range(5, one.num_sequences, 7)
-    assert other.sequences(slots).tolist() == one.sequences(slots).tolist() and planned
+    assert other.rows(slots).tokens.tolist() == one.rows(slots).tokens.tolist() and planned
 
 
 def test_costs_are_the_pairs_of_the_rows():

@@ -163,7 +163,7 @@ def test_blocks_of_packed_documents_are_planned_once_for_each_split(tmp_path, mo
     assert number >= 6
     again = opened()
     assert len(planned) == number and again.num_sequences == first.num_sequences
-    assert again.sequences(range(20)).tolist() == first.sequences(range(20)).tolist()
+    assert again.rows(range(20)).tokens.tolist() == first.rows(range(20)).tokens.tolist()
     for changes in ({"run.seed": 2}, {"data.val_fraction": 0.4}, {"data.sequence": 9}):
         number = len(planned)
         opened(**changes)

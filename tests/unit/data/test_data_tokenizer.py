@@ -11,7 +11,7 @@ from launch import words_file
 
 from mpitrain.config import Data
 from mpitrain.data.limited import LimitedError, Limits, parts
-from mpitrain.data.panics import panics_unprinted
+from mpitrain.data.panics import library_calls
 from mpitrain.data.token_dtype import dtype_for
 from mpitrain.data.tokenizer import load_tokenizer, separator
 from mpitrain.errors import ConfigError, DataError
@@ -211,7 +211,7 @@ def test_a_panic_of_the_library_prints_nothing_but_our_message(tmp_path, capfd):
 
 def test_what_others_print_while_text_is_encoded_is_not_lost(tmp_path, capfd):
     for _ in range(2):
-        with panics_unprinted():
+        with library_calls():
             os.write(2, b"of another thread\n")
         assert capfd.readouterr().err == "of another thread\n"
 
