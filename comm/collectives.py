@@ -32,8 +32,9 @@ size) (see grid.split).
 """
 
 import operator
+from functools import partial
 from itertools import chain
-from typing import NamedTuple, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def all_reduce(x_P: Array, axis: Axis) -> Pending:
     """
     x = flat(x_P, written=True, summed=True)
     return axis.start(
-        AllReduce(axis).steps,
+        partial(_all_reduce, axis),
         "all_reduce",
         x.nbytes,
         writes=[x],
@@ -84,7 +85,8 @@ def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> P
     out = _on_root(out, x, len(x), axis, root, "reduce")
     writes = [] if out is None else [out]
 
-    return axis.start(Reduce(axis, root).steps, "reduce", x.nbytes, reads=[x], writes=writes, result=out)
+    steps = partial(_reduce, axis, root)
+    return axis.start(steps, "reduce", x.nbytes, reads=[x], writes=writes, result=out)
 
 
 def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
@@ -103,9 +105,8 @@ def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
     _require_length(out, length, "reduce_scatter: the shard")
     same_kind(x, out)
 
-    return axis.start(
-        ReduceScatter(axis, own).steps, "reduce_scatter", x.nbytes, reads=[x], writes=[out], result=out
-    )
+    steps = partial(_reduce_scatter, axis, own)
+    return axis.start(steps, "reduce_scatter", x.nbytes, reads=[x], writes=[out], result=out)
 
 
 def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
@@ -120,7 +121,8 @@ def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
     own = _own(len(out), axis)
     _require_length(shard, own.stop - own.start, "all_gather: the shard")
     copy(_apart(shard, out, out[own]), out[own])
-    return axis.start(AllGather(axis).steps, "all_gather", out.nbytes, writes=[out], given=own, result=out)
+    steps = partial(_all_gather, axis)
+    return axis.start(steps, "all_gather", out.nbytes, writes=[out], given=own, result=out)
 
 
 def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | None = None) -> Pending:
@@ -142,8 +144,8 @@ def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | No
     num_bytes = length * shard.dtype.itemsize
     writes = [] if out is None else [out]
 
-    operation = PartGather(axis, num_bytes, length, root)
-    return axis.start(operation.steps, "gather", num_bytes, reads=[shard], writes=writes, result=out)
+    steps = partial(_gather, axis, num_bytes, length, root)
+    return axis.start(steps, "gather", num_bytes, reads=[shard], writes=writes, result=out)
 
 
 def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 0) -> Pending:
@@ -172,8 +174,8 @@ def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 
     reads = [x if address(out) == address(x[own]) else _apart(x, out, None) for x in reads]
     num_bytes = length * out.dtype.itemsize
 
-    operation = PartScatter(axis, num_bytes, length, root)
-    return axis.start(operation.steps, "scatter", num_bytes, reads=reads, writes=[out], result=out)
+    steps = partial(_scatter, axis, num_bytes, length, root)
+    return axis.start(steps, "scatter", num_bytes, reads=reads, writes=[out], result=out)
 
 
 def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
@@ -181,7 +183,7 @@ def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
     x = flat(x_P, written=True)
     root = _root(root, axis, "broadcast")
     given = ALL if axis.rank == root else NOTHING
-    return axis.start(Broadcast(axis, root).steps, "broadcast", x.nbytes, writes=[x], given=given)
+    return axis.start(partial(_broadcast, axis, root), "broadcast", x.nbytes, writes=[x], given=given)
 
 
 def all_to_all(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
@@ -227,10 +229,9 @@ def _exchange(
     same_kind(x, out)
     x = _apart(x, out, None)
 
-    operation = PartExchange(axis, sent, received)
-    own = operation.part_of(sent)
-    num_bytes = x.nbytes - (x[own].nbytes if name == "all_to_all_v" else 0)
-    return axis.start(operation.steps, name, num_bytes, reads=[x], writes=[out], result=out)
+    num_bytes = x.nbytes - (x[_own_part(sent, axis)].nbytes if name == "all_to_all_v" else 0)
+    steps = partial(_exchange_parts, axis, sent, received)
+    return axis.start(steps, name, num_bytes, reads=[x], writes=[out], result=out)
 
 
 def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -> Pending:
@@ -250,7 +251,7 @@ def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -
     same_kind(x, out)
     x = _apart(x, out, None)
 
-    return axis.start(Shift(axis, distance).steps, "shift", x.nbytes, reads=[x], writes=[out], result=out)
+    return axis.start(partial(_shift, axis, distance), "shift", x.nbytes, reads=[x], writes=[out], result=out)
 
 
 def barrier(axis: Axis) -> Pending:
@@ -263,120 +264,68 @@ def barrier(axis: Axis) -> Pending:
 
 
 # ------------------------------------------------- what runs when the buffers are where they can be read
+# what was asked for, and then the buffers that Axis.start() is given
 
 
-class AllReduce(NamedTuple):
-    """A sum over an axis, in place."""
-
-    axis: Axis
-
-    def steps(self, x: Array) -> Steps:
-        return self.axis.transport(x).all_reduce(x, self.axis)
+def _all_reduce(axis: Axis, x: Array) -> Steps:
+    return axis.transport(x).all_reduce(x, axis)
 
 
-class Reduce(NamedTuple):
-    """A sum over an axis, on one rank."""
-
-    axis: Axis
-    root: int
-
-    def steps(self, x: Array, out: Array | None = None) -> Steps:
-        if out is None or not _in_the_way(x, out, x):
-            return self.axis.transport(x).reduce(x, out, self.root, self.axis)
-        received = empty_like(out, len(out))
-        steps = self.axis.transport(x).reduce(x, received, self.root, self.axis)
-        return chain(steps, messages.copied_later(received, out))
+def _reduce(axis: Axis, root: int, x: Array, out: Array | None = None) -> Steps:
+    if out is None or not _in_the_way(x, out, x):
+        return axis.transport(x).reduce(x, out, root, axis)
+    received = empty_like(out, len(out))
+    steps = axis.transport(x).reduce(x, received, root, axis)
+    return chain(steps, messages.copied_later(received, out))
 
 
-class ReduceScatter(NamedTuple):
-    """A sum over an axis, of which each rank gets the part it owns."""
-
-    axis: Axis
-    own: slice
-
-    def steps(self, x: Array, out: Array) -> Steps:
-        if not _in_the_way(x, out, x[self.own]):
-            return self.axis.transport(x).reduce_scatter(x, out, self.axis)
-        received = empty_like(out, len(out))
-        steps = self.axis.transport(x).reduce_scatter(x, received, self.axis)
-        return chain(steps, messages.copied_later(received, out))
+def _reduce_scatter(axis: Axis, own: slice, x: Array, out: Array) -> Steps:
+    """own: the part of `x` whose sum goes to `out`."""
+    if not _in_the_way(x, out, x[own]):
+        return axis.transport(x).reduce_scatter(x, out, axis)
+    received = empty_like(out, len(out))
+    steps = axis.transport(x).reduce_scatter(x, received, axis)
+    return chain(steps, messages.copied_later(received, out))
 
 
-class AllGather(NamedTuple):
-    """All parts, on all ranks."""
-
-    axis: Axis
-
-    def steps(self, out: Array) -> Steps:
-        return self.axis.transport(out).all_gather(out, self.axis)
+def _all_gather(axis: Axis, out: Array) -> Steps:
+    return axis.transport(out).all_gather(out, axis)
 
 
-class PartGather(NamedTuple):
-    """All parts, on one rank."""
-
-    axis: Axis
-    num_bytes: int
-    length: int
-    root: int
-
-    def steps(self, shard: Array, out: Array | None = None) -> Steps:
-        transport = self.axis.transport(shard, num_bytes=self.num_bytes)
-        return transport.gather(shard, out, self.length, self.root, self.axis)
+def _gather(
+    axis: Axis, num_bytes: int, length: int, root: int, shard: Array, out: Array | None = None
+) -> Steps:
+    transport = axis.transport(shard, num_bytes=num_bytes)
+    return transport.gather(shard, out, length, root, axis)
 
 
-class PartScatter(NamedTuple):
-    """The parts of one rank, to those that own them."""
-
-    axis: Axis
-    num_bytes: int
-    length: int
-    root: int
-
-    def steps(self, *buffers: Array) -> Steps:
-        """buffers: on the root what is read, and on all ranks what is written."""
-        *given, out = buffers
-        x = given[0] if given else None
-        transport = self.axis.transport(out, num_bytes=self.num_bytes)
-        return transport.scatter(x, out, self.length, self.root, self.axis)
+def _scatter(axis: Axis, num_bytes: int, length: int, root: int, *buffers: Array) -> Steps:
+    """buffers: on the root what is read, and on all ranks what is written."""
+    *given, out = buffers
+    x = given[0] if given else None
+    transport = axis.transport(out, num_bytes=num_bytes)
+    return transport.scatter(x, out, length, root, axis)
 
 
-class Broadcast(NamedTuple):
-    """The buffer of one rank, on all."""
-
-    axis: Axis
-    root: int
-
-    def steps(self, x: Array) -> Steps:
-        return self.axis.transport(x).broadcast(x, self.root, self.axis)
+def _broadcast(axis: Axis, root: int, x: Array) -> Steps:
+    return axis.transport(x).broadcast(x, root, axis)
 
 
-class PartExchange(NamedTuple):
-    """An exchange of parts. sent, received: the bounds of the parts of each rank."""
-
-    axis: Axis
-    sent: list[int]
-    received: list[int]
-
-    def part_of(self, bounds: list[int]) -> slice:
-        """Return the part between this rank's bounds."""
-        return slice(*bounds[self.axis.rank :][:2])
-
-    def steps(self, x: Array, out: Array) -> Steps:
-        transport = self.axis.transport(x, pairs=True)
-        exchanged = transport.exchange(x, self.sent, out, self.received, self.axis)
-        return messages.copied(x[self.part_of(self.sent)], out[self.part_of(self.received)], exchanged)
+def _exchange_parts(axis: Axis, sent: list[int], received: list[int], x: Array, out: Array) -> Steps:
+    """sent, received: the bounds of the parts of each rank."""
+    transport = axis.transport(x, pairs=True)
+    exchanged = transport.exchange(x, sent, out, received, axis)
+    return messages.copied(x[_own_part(sent, axis)], out[_own_part(received, axis)], exchanged)
 
 
-class Shift(NamedTuple):
-    """A buffer that goes to the rank `distance` further along the axis."""
+def _own_part(bounds: list[int], axis: Axis) -> slice:
+    return slice(*bounds[axis.rank :][:2])
 
-    axis: Axis
-    distance: int
 
-    def steps(self, x: Array, out: Array) -> Steps:
-        if self.distance % self.axis.size == 0:
-            return messages.copied(x, out)
-        return self.axis.transport(x).shift(x, out, self.distance, self.axis)
+def _shift(axis: Axis, distance: int, x: Array, out: Array) -> Steps:
+    if distance % axis.size == 0:
+        return messages.copied(x, out)
+    return axis.transport(x).shift(x, out, distance, axis)
 
 
 # ------------------------------------------------------------------------------- what is asked of buffers

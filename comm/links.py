@@ -5,13 +5,14 @@ consume messages in another order than they were sent (all V-shaped ones do), so
 posting must never decide which tensor arrives where.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.base.buffers import Array, flat
 from mpitrain.comm.base.world import ExpectedAction
 from mpitrain.comm.device.staging import written
-from mpitrain.comm.progress import Pending, Steps, arrived
+from mpitrain.comm.progress import Arrived, Pending, Steps
 from mpitrain.comm.transports import messages
 from mpitrain.errors import MeshError
 
@@ -35,31 +36,16 @@ class Message(NamedTuple):
         return f"{self.kind}{self.microbatch} for stage {self.stage} {way} of links"
 
 
-class Send(NamedTuple):
-    """A message to the rank with coordinate `to` of an axis. synchronous: complete when it is received."""
-
-    axis: Axis
-    to: int
-    tag: int
-    synchronous: bool
-
-    def steps(self, x: Array) -> Steps:
-        """Send `x` when it is there."""
-        yield from written(x)
-        yield arrived(messages.send(self.axis, x, self.to, self.tag, synchronous=self.synchronous))
+def _send(axis: Axis, to: int, tag: int, synchronous: bool, x: Array) -> Steps:
+    """Send `x` when it is there. synchronous: complete when it is received."""
+    yield from written(x)
+    yield Arrived(messages.send(axis, x, to, tag, synchronous=synchronous))
 
 
-class Receive(NamedTuple):
-    """A message from the rank with coordinate `source` of an axis."""
-
-    axis: Axis
-    source: int
-    tag: int
-
-    def steps(self, x: Array) -> Steps:
-        """Receive into `x` when it may be written."""
-        yield from written(x)
-        yield arrived(messages.receive(self.axis, x, self.source, self.tag))
+def _receive(axis: Axis, source: int, tag: int, x: Array) -> Steps:
+    """Receive into `x` when it may be written."""
+    yield from written(x)
+    yield Arrived(messages.receive(axis, x, source, tag))
 
 
 class Links:
@@ -103,9 +89,9 @@ class Links:
         x = flat(x)
         tag = self.tag(kind, stage, microbatch)
 
-        operation = Send(self.axis, to, tag, self.synchronous)
+        steps = partial(_send, self.axis, to, tag, self.synchronous)
         what = Message(kind, stage, microbatch, to, leaving=True)
-        return self.axis.start(operation.steps, "send", x.nbytes, reads=[x], what=what, expected=expected)
+        return self.axis.start(steps, "send", x.nbytes, reads=[x], what=what, expected=expected)
 
     def receive(
         self,
@@ -125,8 +111,8 @@ class Links:
         x = flat(out)
         tag = self.tag(kind, stage, microbatch)
 
-        operation = Receive(self.axis, source, tag)
+        steps = partial(_receive, self.axis, source, tag)
         what = Message(kind, stage, microbatch, source, leaving=False)
         return self.axis.start(
-            operation.steps, "receive", x.nbytes, writes=[x], result=out, what=what, expected=expected
+            steps, "receive", x.nbytes, writes=[x], result=out, what=what, expected=expected
         )

@@ -75,11 +75,6 @@ class Arrived:
         }
 
 
-def arrived(posted: Sequence[Posted]) -> Ready:
-    """Return what tells whether all of `posted` are complete."""
-    return Arrived(posted)
-
-
 class Pending:
     """A started operation. It owns its buffers until wait() returns.
 

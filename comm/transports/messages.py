@@ -18,7 +18,7 @@ from mpitrain.comm.base.grid import split
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.wire import ROUNDS, SMALL, pieces, rounds_of, under_way
 from mpitrain.comm.device.staging import settled
-from mpitrain.comm.progress import Posted, Ready, Steps, arrived
+from mpitrain.comm.progress import Arrived, Posted, Ready, Steps
 from mpitrain.comm.transports.protocol import ExchangeFunction, TransportAxis
 
 # of a sum: what is under way, the parts, where their sum goes, and lent memory
@@ -61,15 +61,12 @@ def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis: T
 def _exchange(
     x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis, tag: int
 ) -> Steps:
-    size = axis.size
-    me = axis.rank
-    requests = []
     yield from settled(x, axis)
-    for source in ((me - shift) % size for shift in range(1, size)):
-        requests += receive(axis, out[received[source] : received[source + 1]], source, tag)
-    for target in ((me + shift) % size for shift in range(1, size)):
-        requests += send(axis, x[sent[target] : sent[target + 1]], target, tag)
-    yield arrived(requests)
+    yield Arrived(_exchanged(_parts(x, sent), _parts(out, received), axis, tag))
+
+
+def _parts(x: Array, bounds: list[int]) -> list[Array]:
+    return [x[begin:end] for begin, end in zip(bounds, bounds[1:])]
 
 
 def shift(x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
@@ -82,7 +79,7 @@ def shift(x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
 def _shift(x: Array, out: Array, distance: int, axis: TransportAxis, tag: int) -> Steps:
     yield from settled(x, axis)
     requests = receive(axis, out, (axis.rank - distance) % axis.size, tag)
-    yield arrived(requests + send(axis, x, (axis.rank + distance) % axis.size, tag))
+    yield Arrived(requests + send(axis, x, (axis.rank + distance) % axis.size, tag))
 
 
 def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
@@ -99,13 +96,13 @@ def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
 
 def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis: TransportAxis, tag: int) -> Steps:
     """Exchange and add a part of every shard after the other; MPI keeps the order of messages of one tag."""
-    bounds = split(len(x), axis.size)
+    whole_shards = _parts(x, split(len(x), axis.size))
     started: deque[SumRound] = deque()
     yield turn
     for part in rounds_of(len(x), axis.size, x.dtype.itemsize):
         if len(started) == ROUNDS:
             yield from _summed(started.popleft(), axis)
-        shards = [x[begin:end][part] for begin, end in zip(bounds, bounds[1:])]
+        shards = [shard[part] for shard in whole_shards]
         target = out[part]
         received, memory = axis.scratch.lend(x, axis.size * len(target))
         parts = [received[r * len(target) : (r + 1) * len(target)] for r in range(axis.size)]
@@ -117,7 +114,7 @@ def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis: TransportAxis,
 
 
 def _exchanged(shards: list[Array], parts: list[Array], axis: TransportAxis, tag: int) -> list[Posted]:
-    """Start sending each rank its shard, and receiving what it has of the own one; neighbours first."""
+    """Start sending each other rank its shard, and receiving its part; neighbours first."""
     size = axis.size
     me = axis.rank
     requests = []
@@ -131,7 +128,7 @@ def _exchanged(shards: list[Array], parts: list[Array], axis: TransportAxis, tag
 def _summed(round_: SumRound, axis: TransportAxis) -> Steps:
     """Wait for the parts of a round, and add them."""
     requests, parts, target, memory = round_
-    yield arrived(requests)
+    yield Arrived(requests)
     sum_in_order(parts, target)
     axis.scratch.give_back(memory)
 
@@ -182,16 +179,9 @@ def all_gather(out: Array, axis: TransportAxis) -> Steps:
 
 
 def _all_gather(out: Array, axis: TransportAxis, tag: int) -> Steps:
-    bounds = split(len(out), axis.size)
-    size = axis.size
-    me = axis.rank
-    requests = []
+    shards = _parts(out, split(len(out), axis.size))
     yield from settled(out, axis)
-    for source in ((me - shift) % size for shift in range(1, size)):
-        requests += receive(axis, out[bounds[source] : bounds[source + 1]], source, tag)
-    for target in ((me + shift) % size for shift in range(1, size)):
-        requests += send(axis, out[bounds[me] : bounds[me + 1]], target, tag)
-    yield arrived(requests)
+    yield Arrived(_exchanged([shards[axis.rank]] * axis.size, shards, axis, tag))
 
 
 def all_reduce(x: Array, axis: TransportAxis) -> Steps:
@@ -220,7 +210,7 @@ def _gather_and_sum(x: Array, axis: TransportAxis, tag: int) -> Steps:
         count = min(have, size - have)
         requests = receive(axis, received[have * length : (have + count) * length], (me + have) % size, tag)
         requests += send(axis, received[: count * length], (me - have) % size, tag)
-        yield arrived(requests)
+        yield Arrived(requests)
         have += count
     sum_in_order([received[i * length : (i + 1) * length] for i in ((r - me) % size for r in range(size))], x)
 
@@ -239,12 +229,12 @@ def _broadcast(x: Array, root: int, axis: TransportAxis, tag: int) -> Steps:
     reach = me & -me if me else 1 << (size - 1).bit_length()
     yield from settled(x, axis)
     if me:
-        yield arrived(receive(axis, x, (me - reach + root) % size, tag))
+        yield Arrived(receive(axis, x, (me - reach + root) % size, tag))
     requests = []
     while reach := reach // 2:
         if me + reach < size:
             requests += send(axis, x, (me + reach + root) % size, tag)
-    yield arrived(requests)
+    yield Arrived(requests)
 
 
 def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
@@ -281,12 +271,12 @@ def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis: TransportAx
     length = len(x)
     yield from settled(x, axis)
     if me != root:
-        yield arrived(send(axis, x, root, tag))
+        yield Arrived(send(axis, x, root, tag))
         return
     received = empty_like(x, size * length)
     yield from settled(received, axis)
     parts = [x if rank == me else received[rank * length : (rank + 1) * length] for rank in range(size)]
-    yield arrived(
+    yield Arrived(
         [posted for rank in range(size) if rank != me for posted in receive(axis, parts[rank], rank, tag)]
     )
     sum_in_order(parts, out)
@@ -302,7 +292,7 @@ def _gather(part: Array, out: Array | None, length: int, root: int, axis: Transp
     me = axis.rank
     if me != root:
         yield from settled(part, axis)
-        yield arrived(send(axis, part, root, tag))
+        yield Arrived(send(axis, part, root, tag))
         return
     bounds = split(length, size)
     assert out is not None  # on the root
@@ -311,7 +301,7 @@ def _gather(part: Array, out: Array | None, length: int, root: int, axis: Transp
     requests = []
     for rank in ((me + shift) % size for shift in range(1, size)):
         requests += receive(axis, out[bounds[rank] : bounds[rank + 1]], rank, tag)
-    yield arrived(requests)
+    yield Arrived(requests)
 
 
 def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
@@ -324,7 +314,7 @@ def _scatter(x: Array | None, out: Array, length: int, root: int, axis: Transpor
     me = axis.rank
     if me != root:
         yield from settled(out, axis)
-        yield arrived(receive(axis, out, root, tag))
+        yield Arrived(receive(axis, out, root, tag))
         return
     assert x is not None  # on the root
     yield from settled(x, axis)
@@ -333,4 +323,4 @@ def _scatter(x: Array | None, out: Array, length: int, root: int, axis: Transpor
     for rank in ((me + shift) % size for shift in range(1, size)):
         requests += send(axis, x[bounds[rank] : bounds[rank + 1]], rank, tag)
     copy(x[bounds[me] : bounds[me + 1]], out)
-    yield arrived(requests)
+    yield Arrived(requests)

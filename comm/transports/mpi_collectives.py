@@ -17,7 +17,7 @@ from itertools import chain
 from mpitrain.comm.base.buffers import Array, raw
 from mpitrain.comm.base.grid import split
 from mpitrain.comm.base.mpi import MPI
-from mpitrain.comm.progress import Posted, Steps, arrived
+from mpitrain.comm.progress import Arrived, Posted, Steps
 from mpitrain.comm.transports import messages
 from mpitrain.comm.transports.protocol import TransportAxis
 from mpitrain.comm.transports.turnstile import Turnstile
@@ -146,7 +146,7 @@ def _in_turn(
         turnstile.pass_on()
         axis.account.num_bytes += num_bytes
         axis.account.messages += axis.size - 1 if num_messages is None else num_messages
-        yield arrived([Posted(request, axis.ranks)])
+        yield Arrived([Posted(request, axis.ranks)])
 
     return steps()
 

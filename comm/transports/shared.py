@@ -286,14 +286,8 @@ def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps
 
 
 def _reduce_steps(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
-    views = axis.views(x)
     part, memory = messages.part_for(x, out, axis)
-    if views is None:
-        yield from _reduce_scatter(x, part, axis)
-    else:
-        yield from _window(axis).handshake()
-        _sum_shard(views, part, axis)
-        yield from _window(axis).handshake()  # now nobody reads `x` any more
+    yield from _reduce_scatter_steps(x, part, axis)
     yield from _gather(part, out, len(x), root, axis)
     axis.scratch.give_back(memory)
 
