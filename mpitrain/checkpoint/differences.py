@@ -7,7 +7,7 @@ import numpy as np
 
 from mpitrain.checkpoint.arrays import LogicalArray
 from mpitrain.checkpoint.boxes import Box
-from mpitrain.checkpoint.dtypes import BF16, NAMES
+from mpitrain.checkpoint.dtypes import NAMES, widened
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.verify import shares
 from mpitrain.cluster.progress_bar import ProgressBar
@@ -88,8 +88,7 @@ def measured(team: Team, a: Checkpoint, b: Checkpoint, names: list[str]) -> list
         with ProgressBar("comparing", 2 * sum(size for _, size in mine), team.rank) as progress:
             for (name, chunk), size in mine:
                 for box in _parts(a.array(name), chunk):
-                    where = tuple(slice(start, stop) for start, stop in zip(box.start, box.stop))
-                    here = _compare(name, a.read(name, where), b.read(name, where))
+                    here = _compare(name, a.read(name, box.slices), b.read(name, box.slices))
                     differences[name] = _joined(
                         differences.get(name, here._replace(count=0, most=0.0, scale=0.0)), here
                     )
@@ -134,15 +133,8 @@ def _joined(one: ArrayDifference, other: ArrayDifference) -> ArrayDifference:
 def _compare(name: str, x: np.ndarray, y: np.ndarray) -> ArrayDifference:
     bits = f"u{x.dtype.itemsize}"
     count = int(np.count_nonzero(x.reshape(-1).view(bits) != y.reshape(-1).view(bits)))
-    x = _numbers(x)
-    y = _numbers(y)
+    x, y = (widened(numbers).astype(np.float64) for numbers in (x, y))
     with np.errstate(invalid="ignore"):
         return ArrayDifference(
             name, count, x.size, float(np.max(np.abs(x - y), initial=0)), float(np.max(np.abs(x), initial=0))
         )
-
-
-def _numbers(x: np.ndarray) -> np.ndarray:
-    if x.dtype == BF16:
-        x = (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return x.astype(np.float64)

@@ -10,6 +10,7 @@ from mpitrain.errors import CheckpointError
 # numpy has no bfloat16. An array of its bits says what it is by this dtype: `bits.view(BF16)`, and
 # back `array.view(np.uint16)`.
 BF16 = np.dtype([("bfloat16", "<u2")])
+SHIFT = 16  # bits that fp32 has more than bf16
 
 NAMES = {BF16: "bf16"} | {np.dtype(f"<f{n}"): f"fp{8 * n}" for n in (2, 4, 8)}
 NAMES |= {
@@ -20,6 +21,13 @@ NAMES |= {
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
 # read into one another: a copy of a run may have another precision.compute or optimizer.moments
 INTERCHANGEABLE = frozenset({DTYPES["bf16"], DTYPES["fp32"], DTYPES["fp64"]})
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """Return numbers that numpy computes with: those of bf16 as fp32, others as they are."""
+    if array.dtype != BF16:
+        return array
+    return np.left_shift(array.view(np.uint16), SHIFT, dtype=np.uint32, casting="unsafe").view(np.float32)
 
 
 def check_dtype(name: str, dtype: np.dtype) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from mpitrain.checkpoint.hdf5_bytes import UNDEFINED, Bytes, Cursor, ForeignError
 from mpitrain.checkpoint.hdf5_links import dense_links
-from mpitrain.inputs import shown
+from mpitrain.inputs import closed_on_error, shown
 
 # version 3, offsets and lengths of 8 bytes
 SIGNATURE = b"\x89HDF\r\n\x1a\n\x03\x08\x08"
@@ -97,11 +97,8 @@ class Hdf5File(Bytes):
         self.attributes: dict[str, int | str] = {}
         # by address: place and size of each object
         self._heaps: dict[int, dict[int, tuple[int, int]]] = {}
-        try:
+        with closed_on_error(self):
             self._walk(self._superblock())
-        except BaseException:
-            self.close()
-            raise
 
     def read(self, dataset: Dataset) -> bytes:
         """Return all elements of a dataset that isn't virtual."""

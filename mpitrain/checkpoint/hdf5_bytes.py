@@ -84,7 +84,7 @@ class Bytes:
         self.read_into(memoryview(data), address)
         return bytes(data)
 
-    def block(self, address: int, count: int, signature: bytes, checked: bool = True) -> Cursor:
+    def block(self, address: int, count: int, signature: bytes) -> Cursor:
         """Return what is between the signature and the checksum of a structure, which is read once."""
         if address in self.blocks_read:
             raise ForeignError("two links lead to one object")
@@ -95,6 +95,6 @@ class Bytes:
         name = "the superblock" if address == 0 else signature[:4].decode("latin-1")
         if not data.startswith(signature):
             raise ForeignError(f"no {name.removeprefix('the ')} at {address}")
-        if checked and self.sums and lookup3(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        if self.sums and lookup3(data[:-4]) != int.from_bytes(data[-4:], "little"):
             raise ForeignError(f"the checksum of {name} at {address} is wrong")
-        return Cursor(data[len(signature) : -4] if checked else data[len(signature) :])
+        return Cursor(data[len(signature) : -4])

@@ -33,7 +33,7 @@ from mpitrain.checkpoint.hdf5_bytes import FILE, ForeignError
 from mpitrain.checkpoint.hdf5_virtual import has_right_checksum, sources_of
 from mpitrain.checkpoint.meta import NOBODY, StepInfo, read_about, read_meta
 from mpitrain.checkpoint.shards import OWN, is_file_name, part_name
-from mpitrain.inputs import open_regular, shown
+from mpitrain.inputs import closed_on_error, open_regular, shown
 
 INDEX, SEAL = "index.h5", "index.xxh3"
 FORMAT = "mpitrain checkpoint"
@@ -118,13 +118,10 @@ class Index:
 
     def __init__(self, path: Path, sums: bool = False):
         self.file = Hdf5File(path, sums)
-        try:
+        with closed_on_error(self):
             self._check_attributes()
             self.shards = self._read_shards()
             self._check_arrays()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         self.file.close()

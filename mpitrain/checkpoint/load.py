@@ -17,7 +17,7 @@ from mpitrain.checkpoint.folders import find, find_one
 from mpitrain.checkpoint.reader import Checkpoint, Needs
 from mpitrain.checkpoint.verify import VerifiedShare, check_sizes, verify_data
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import listed, shown
+from mpitrain.inputs import closed_on_error, listed, shown
 
 MOST_WARNINGS = 8  # steps that are named; a folder may have any number of them
 MOST_REFUSED = 1000  # steps, one after the other; then somebody has to look at the folder
@@ -48,12 +48,9 @@ def open_step(folder: Path, step: int, needs: Needs = NOTHING) -> Checkpoint:
 
 def _opened(path: Path, needs: Needs, check: Callable[[Checkpoint], None]) -> Checkpoint:
     checkpoint = Checkpoint(path)
-    try:
+    with closed_on_error(checkpoint):
         checkpoint.require(needs)
         check(checkpoint)
-    except BaseException:
-        checkpoint.close()
-        raise
     return checkpoint
 
 

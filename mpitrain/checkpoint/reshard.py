@@ -24,7 +24,7 @@ from mpitrain.cluster.lock import NAME as LOCK
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.team import Team
 from mpitrain.errors import CheckpointError, InputError
-from mpitrain.inputs import remove, shown
+from mpitrain.inputs import os_errors_as, remove, shown
 
 
 class Resharded(NamedTuple):
@@ -62,11 +62,9 @@ def reshard(team: Team, given: str, folder: Path, step: int | None, num_shards: 
 
 def _begin(folder: Path, step: int, num_bytes: int) -> tuple[Path, list[Path]]:
     """Return the folder to write to, and those that were made for it, the innermost first."""
-    try:
+    with os_errors_as(CheckpointError, shown(folder), "give another folder"):
         locks = [path for path in (folder / LOCK, folder.parent / LOCK) if path.exists()]
         is_run = (folder / "config.toml").exists()
-    except OSError as error:
-        raise CheckpointError(f"{shown(folder)}: {shown(error.strerror)}; give another folder") from error
     if locks:
         raise CheckpointError(
             f"{shown(folder)}: {shown(locks[0])} says that a run uses it; give another folder"

@@ -19,7 +19,7 @@ from mpitrain.cluster.rundir import RunDir
 from mpitrain.config import Config, LoadedConfig, as_override
 from mpitrain.data.tokenizer import Tokenizer
 from mpitrain.errors import CheckpointError, ConfigError, DataError
-from mpitrain.inputs import is_there, kind_of, listed, shown
+from mpitrain.inputs import closed_on_error, is_there, kind_of, listed, shown
 from mpitrain.origins import FOLDER, KeyOrigin
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.companions import (
@@ -266,21 +266,18 @@ def source_of(path: str, plan: Plan) -> WeightSource:
     if not is_folder_of_others(path):
         return checkpoint_source(opened_checkpoint(path), plan)
     folder = ModelFolder(path)
-    try:
+    with closed_on_error(folder):
         keys = keys_of(folder)
         matched = match(folder, plan, keys.kind, keys.vocab, keys.further)
         source = FolderSource(folder, matched, plan.config)
         require_tied_head(folder, matched, source)
-        require_no_bias(source, plan, str(shown(folder.path)))
-    except BaseException:
-        folder.close()
-        raise
+        require_no_bias(source, plan, shown(folder.path))
     return source
 
 
 def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
     """Return the weights of a step for a plan's model. Raises CheckpointError unless they fit."""
-    try:
+    with closed_on_error(saved):
         source = CheckpointSource(saved)
         specs = [spec for spec in plan.parameters() if not spec.name.startswith(FURTHER)]
         needed = [spec.name for spec in specs if spec.group not in ("load", BIAS)]
@@ -297,10 +294,7 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
                     f"{shown(saved.path)}: {spec.name} is {list(box.stop)}, needed {list(spec.shape)}; it is "
                     "of another model"
                 )
-        require_no_bias(source, plan, str(shown(saved.path)))
-    except BaseException:
-        saved.close()
-        raise
+        require_no_bias(source, plan, shown(saved.path))
     return source
 
 

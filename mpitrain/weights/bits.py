@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mpitrain.checkpoint.dtypes import BF16
+from mpitrain.checkpoint.dtypes import BF16, SHIFT, widened
 
 # by their names in a header; what isn't here isn't read
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": BF16}
@@ -12,17 +12,9 @@ NAMED = {"fp64": "F64", "fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 NAME_OF = {code: name for name, code in NAMED.items()}
 # as config.json has them
 TORCH = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-SHIFT = 16  # bits that fp32 has more than bf16
 LOST = (1 << SHIFT) - 1  # bits of fp32 that bf16 lacks
 SOME = 4096  # numbers that are looked at first
 EXPONENT = 0x7F80  # of bf16; all ones: infinite, or NaN
-
-
-def widened(array: np.ndarray) -> np.ndarray:
-    """Return numbers that numpy computes with: those of bf16 as fp32, others as they are."""
-    if array.dtype != BF16:
-        return array
-    return np.left_shift(array.view(np.uint16), SHIFT, dtype=np.uint32, casting="unsafe").view(np.float32)
 
 
 def widen_into(out: np.ndarray, array: np.ndarray) -> bool:

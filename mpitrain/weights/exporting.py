@@ -37,7 +37,7 @@ from mpitrain.errors import (
     counted,
     on_all_ranks,
 )
-from mpitrain.inputs import open_regular, remove, shown, sync_folder
+from mpitrain.inputs import open_regular, os_errors_as, remove, shown, sync_folder
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
@@ -54,6 +54,7 @@ from mpitrain.weights.writing import NEW, OutTensor, shards_of, tensors_to_write
 
 Rows = list[tuple[str, str]]  # of the table of the proof
 TMP = ".export.tmp"
+FREE_SPACE = "free some space, or give another folder"
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 OF_COMPUTE = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
@@ -196,13 +197,11 @@ def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int
 
 
 def _begin(out: Path, written: ExportPlan) -> None:
-    try:
+    with os_errors_as(WeightsError, shown(written.path), "give another folder"):
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         remove(written.path)
         require_space(out.absolute().parent, written.num_bytes)
         written.path.mkdir()
-    except OSError as error:
-        raise WeightsError(f"{shown(written.path)}: {shown(error.strerror)}; give another folder") from None
 
 
 def _undo(path: Path) -> None:
@@ -235,13 +234,8 @@ def _write(
 ) -> None:
     mine = list(written.shards.items())[team.rank :: team.size]
     for name, tensors in mine:
-        try:
+        with os_errors_as(WeightsError, shown(written.path / name), FREE_SPACE):
             write_shard(written.path / name, tensors, source.saved, source.config, expected, syncing, each)
-        except OSError as error:
-            raise WeightsError(
-                f"{shown(written.path / name)}: {shown(error.strerror)}; free some space, or give another "
-                "folder"
-            ) from None
 
 
 def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -> None:
@@ -255,7 +249,7 @@ def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -
     parameters = sum(weight.spec.numel for weight in written.weights)
     facts = {"parameters": f"{parameters:,}", "tensors": f"{len(written.tensors):,}"}
     files["README.md"] = card(source.config, source.saved, written.dtype, facts, _data(source)).encode()
-    try:
+    with os_errors_as(WeightsError, shown(written.path), "free some space"):
         for name, content in files.items():
             with ExitStack() as stack:
                 (written.path / name).parent.mkdir(exist_ok=True)
@@ -265,8 +259,6 @@ def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -
                 file.flush()
                 stack.pop_all()
                 syncing.add(written.path / name, file)
-    except OSError as error:
-        raise WeightsError(f"{shown(written.path)}: {shown(error.strerror)}; free some space") from None
 
 
 def _sync(written: ExportPlan, syncing: Syncing) -> None:
@@ -276,9 +268,7 @@ def _sync(written: ExportPlan, syncing: Syncing) -> None:
         sync_folder(written.path)
     except OSError as error:
         where = error.filename or written.path
-        raise WeightsError(
-            f"{shown(where)}: {shown(error.strerror)}; free some space, or give another folder"
-        ) from None
+        raise WeightsError(f"{shown(where)}: {shown(error.strerror)}; {FREE_SPACE}") from None
 
 
 def _index(written: ExportPlan) -> dict[str, Any]:
@@ -393,14 +383,11 @@ def _compared(
 
 def _publish(tmp: Path, out: Path) -> str:
     """Give the folder its name, by one rename; return a warning, or nothing."""
-    try:
+    exported_to = f"what was exported is in {shown(tmp)}"
+    with os_errors_as(WeightsError, shown(out), exported_to):
         if os.path.lexists(out):
-            raise WeightsError(f"{shown(out)} was made meanwhile; what was exported is in {shown(tmp)}")
+            raise WeightsError(f"{shown(out)} was made meanwhile; {exported_to}")
         os.rename(tmp, out)
-    except OSError as error:
-        raise WeightsError(
-            f"{shown(out)}: {shown(error.strerror)}; what was exported is in {shown(tmp)}"
-        ) from None
     try:
         sync_folder(out.absolute().parent)
     except OSError as error:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.errors import WeightsError
-from mpitrain.inputs import kind_of, listed, read_file, shown
+from mpitrain.inputs import closed_on_error, kind_of, listed, os_errors_as, read_file, shown
 from mpitrain.weights.header import Entry, SafetensorsFile, parsed
 
 CONFIG = "config.json"
@@ -74,12 +74,9 @@ class ModelFolder:
         self.companions += templates_in(self.path)
         self.wrappers: tuple[str, ...] = ()
         self._entries: dict[str, tuple[str, Entry]] = {}
-        try:
+        with closed_on_error(self):
             self._read_headers()
             self._unwrap()
-        except BaseException:
-            self.close()
-            raise
 
     # ------------------------------------------------------------ tensors
 
@@ -113,10 +110,8 @@ class ModelFolder:
     def content(self, name: str, most_bytes: int = MOST_COMPANION_BYTES) -> bytes:
         """Return a file of the folder. Raises WeightsError."""
         self._require_inside(name)
-        try:
+        with os_errors_as(WeightsError, self.where(name)):
             return read_file(self.path / name, most_bytes)
-        except OSError as error:
-            raise self._error(name, error.strerror or "can't be read") from None
 
     def where(self, name: str) -> str:
         """Return the path of a file of the folder, for a message."""

@@ -12,13 +12,14 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpitrain.errors import WeightsError
-from mpitrain.inputs import open_file, shown
+from mpitrain.inputs import closed_on_error, open_file, os_errors_as, shown
 from mpitrain.weights.bits import DTYPES
 
 MOST_HEADER_BYTES = 1 << 24  # 150,000 tensors; a shard of DeepSeek-V3 has some 600
@@ -27,6 +28,7 @@ MOST_DIMS = 8
 LENGTH = struct.Struct("<Q")
 ALIGNMENT = 8  # of the data, by spaces after the header
 METADATA = "__metadata__"
+AGAIN = "get the file again"
 # of a number, by the dtype in a header. Other dtypes than those of bits.py can lie there, but aren't read
 NUM_BYTES = {code: dtype.itemsize for code, dtype in DTYPES.items()}
 NUM_BYTES |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0"), 1)
@@ -77,15 +79,10 @@ class SafetensorsFile:
 
     def __init__(self, path: Path):
         self.path = path
-        try:
+        with self._errors():
             self._descriptor = open_file(path, MOST_FILE_BYTES)
-        except OSError as error:
-            raise self._error(error.strerror or "can't be read") from None
-        try:
+        with closed_on_error(self):
             self.entries = self._read_header()
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close the file."""
@@ -105,20 +102,16 @@ class SafetensorsFile:
     def _fill(self, out: memoryview, offset: int) -> None:
         """Read so many bytes. Not mapped: a file that is cut meanwhile is no signal."""
         while out:
-            try:
+            with self._errors():
                 count = os.preadv(self._descriptor, [out], offset)
-            except OSError as error:
-                raise self._error(error.strerror or "can't be read") from None
             if not count:
                 raise self._error("it became shorter while it was read")
             offset += count
             out = out[count:]
 
     def _read_header(self) -> dict[str, Entry]:
-        try:
+        with self._errors():
             size = os.fstat(self._descriptor).st_size
-        except OSError as error:
-            raise self._error(error.strerror or "can't be read") from None
         if size < LENGTH.size:
             raise self._error(f"it has {size} bytes, which is no safetensors file")
         start = bytearray(LENGTH.size)
@@ -174,7 +167,10 @@ class SafetensorsFile:
             )
 
     def _error(self, what: str) -> WeightsError:
-        return WeightsError(f"{shown(self.path)}: {what}; get the file again")
+        return WeightsError(f"{shown(self.path)}: {what}; {AGAIN}")
+
+    def _errors(self) -> AbstractContextManager[None]:
+        return os_errors_as(WeightsError, shown(self.path), AGAIN)
 
 
 def _are_counts(value: Any) -> bool:

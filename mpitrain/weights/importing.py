@@ -40,6 +40,7 @@ from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.weights.beginning import TOKENIZER_KEY, no_tokenizer, texts_of_folder, with_texts
+from mpitrain.weights.bits import NAME_OF
 from mpitrain.weights.companions import (
     companions_of_folder,
     length_of,
@@ -53,7 +54,6 @@ from mpitrain.weights.proof import digest_of_checkpoint
 from mpitrain.weights.weight_source import FolderSource, require_no_bias, require_tied_head
 
 PART_BYTES = 1 << 26  # of a weight that is in memory at once
-COMPUTE = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 META = dict(step=0, tokens=0, updates=0, skipped=0, data="", loss_scale=(1.0, 0))
 
 
@@ -101,7 +101,7 @@ def import_weights(team: Team, folder: ModelFolder, model: FolderModel, target: 
     asked, plan, _, matched = model
     source = FolderSource(folder, matched, plan.config)
     team.on_every_rank("comparing the tied head", lambda: require_tied_head(folder, matched, source))
-    where_from = str(shown(folder.path))
+    where_from = shown(folder.path)
     team.on_every_rank("reading biases", lambda: require_no_bias(source, plan, where_from))
     needs = plan.stored_weights()
     total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
@@ -190,7 +190,7 @@ def _compute_of(folder: ModelFolder) -> str:
         entry = folder.entry(name)
         sizes[entry.code] = sizes.get(entry.code, 0) + entry.num_bytes
     code = max(sizes, key=lambda code: sizes[code])
-    return COMPUTE.get(code, "fp32")
+    return NAME_OF.get(code, "fp32")
 
 
 def _begin(where: Target, num_bytes: int) -> list[Path]:

@@ -5,17 +5,16 @@ known, is compared number by number.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
-from mpitrain.checkpoint.arrays import digest
+from mpitrain.checkpoint.arrays import LogicalArray, digest, root_digest
 from mpitrain.checkpoint.boxes import Box, Chunks
-from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.errors import InputError, MpitrainError
-from mpitrain.inputs import listed, shown
+from mpitrain.inputs import closed_on_error, listed, shown
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.ahead import ahead
 from mpitrain.weights.bits import DTYPES, cast
@@ -41,15 +40,12 @@ def opened(path: Path, plan: Plan) -> tuple[ModelFolder, Matched]:
     """Open an export by the way in. Raises ExportError unless it is the plan's model, with all weights."""
     try:
         folder = ModelFolder(path)
-        try:
+        with closed_on_error(folder):
             keys = require_same_model(folder, plan)
             matched = match(folder, plan, keys.kind, keys.vocab, keys.further)
             if matched.absent:
                 raise ExportError(f"{shown(matched.absent[0].name)} wasn't written")
             return folder, matched
-        except BaseException:
-            folder.close()
-            raise
     except InputError as error:
         raise ExportError(f"what was written can't be read back: {error.args[0]}") from None
 
@@ -133,33 +129,15 @@ def digest_of(weights: Sequence[Weight], saved: Checkpoint, found: Digests) -> s
     Raises ExportError if a part of them wasn't read.
     """
     arrays = []
-    lost = []
     for weight in weights:
         dtype = saved.array(PARAMETERS + weight.name).dtype
-        chunks = Chunks(weight.box.shape, dtype.itemsize)
-        mine = found.get(weight.name, {})
-        lost += [weight.name] * (len(mine) != chunks.count)
-        arrays.append(
-            (weight.name, NAMES[dtype], weight.box.shape, [mine.get(i, b"") for i in range(chunks.count)])
-        )
-    if lost:
+        digests = dict(found.get(weight.name, {}))
+        arrays.append(LogicalArray(weight.name, dtype, weight.box.shape, digests=digests))
+    if lost := [array.name for array in arrays if len(array.digests) != array.chunks.count]:
         raise ExportError(f"{listed(lost)}: not read back")
-    return _digest(arrays)
+    return root_digest(arrays)
 
 
 def digest_of_checkpoint(saved: Checkpoint, names: Sequence[str]) -> str:
     """Return the digest of weights of a checkpoint, by their names, without reading them."""
-    arrays = []
-    for name in names:
-        array = saved.array(PARAMETERS + name)
-        digests = [array.digests[chunk] for chunk in range(array.chunks.count)]
-        arrays.append((name, NAMES[array.dtype], array.shape, digests))
-    return _digest(arrays)
-
-
-def _digest(arrays: Sequence[tuple[str, str, tuple[int, ...], list[bytes]]]) -> str:
-    root = xxhash.xxh3_128()
-    for name, dtype, shape, digests in sorted(arrays):
-        root.update(f"{name}\0{dtype}\0{list(shape)}\0".encode())
-        root.update(b"".join(digests))
-    return root.hexdigest()
+    return root_digest(replace(saved.array(PARAMETERS + name), name=name) for name in names)
