@@ -156,18 +156,8 @@ DEEPSEEK_V3 = ModelFamily(
     attention=dict(ROTARY, q_rank=None, kv_rank=None, rotary_width=None, value_width=None),
     model=dict(eps=1e-6),
     experts=dict(
-        ALL_ALIKE,
-        count=256,
-        active=8,
-        shared=1,
-        groups=8,
-        groups_active=4,
-        first=3,
-        score="sigmoid",
-        normalised=True,
-        scale=2.5,
-        balance="bias",
-        balance_weight=1e-4,
+        ALL_ALIKE, count=256, active=8, shared=1, groups=8, groups_active=4, first=3, score="sigmoid",
+        normalised=True, scale=2.5, balance="bias", balance_weight=1e-4,
     ),
     heads=latent_heads,
     grouped=False,
@@ -175,22 +165,11 @@ DEEPSEEK_V3 = ModelFamily(
     model_types=(ModelType("deepseek_v3", "DeepseekV3ForCausalLM", _FIELDS),),
     presets={
         "deepseek-v3": dict(
-            layers=61,
-            width=7168,
-            heads=128,
-            ffn=18432,
-            vocab=129280,
-            tied=False,
+            layers=61, width=7168, heads=128, ffn=18432, vocab=129280, tied=False, experts=dict(width=2048),
             attention=dict(
-                head_width=128,
-                q_rank=1536,
-                kv_rank=512,
-                rotary_width=64,
-                value_width=128,
-                yarn_factor=40.0,
+                head_width=128, q_rank=1536, kv_rank=512, rotary_width=64, value_width=128, yarn_factor=40.0,
                 yarn_length=4096,
             ),
-            experts=dict(width=2048),
         )
     },
-)
+)  # fmt: skip

@@ -28,13 +28,7 @@ LLAMA = ModelFamily(
         "quickstart": dict(layers=6, width=128, heads=4, kv_heads=2, ffn=384, tied=True),
         "reference": dict(layers=8, width=384, heads=6, kv_heads=2, ffn=1024, vocab=4096, tied=False),
         "smollm2-135m": dict(
-            layers=30,
-            width=576,
-            heads=9,
-            kv_heads=3,
-            ffn=1536,
-            vocab=49152,
-            tied=True,
+            layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49152, tied=True,
             attention=dict(theta=100_000.0),
         ),
         # arXiv:2307.09288, table 1; eps of the models that were published
@@ -50,14 +44,8 @@ LLAMA = ModelFamily(
         "llama3.2-1b": dict(_LLAMA32, layers=16, width=2048, heads=32, ffn=8192),
         "llama3.2-3b": dict(_LLAMA32, layers=28, width=3072, heads=24, ffn=8192),
         "phi4": dict(  # config.json of microsoft/phi-4; arXiv:2412.08905
-            layers=40,
-            width=5120,
-            heads=40,
-            kv_heads=10,
-            ffn=17920,
-            vocab=100352,
-            tied=False,
+            layers=40, width=5120, heads=40, kv_heads=10, ffn=17920, vocab=100352, tied=False,
             attention=dict(theta=250_000.0),
         ),
     },
-)
+)  # fmt: skip

@@ -27,17 +27,11 @@ MISTRAL = ModelFamily(
     model_types=(ModelType("mistral", "MistralForCausalLM", _FIELDS),),
     presets={
         "phi3-mini": dict(  # config.json of microsoft/Phi-3-mini-4k-instruct; arXiv:2404.14219
-            layers=32,
-            width=3072,
-            heads=32,
-            kv_heads=32,
-            ffn=8192,
-            vocab=32064,
-            tied=False,
+            layers=32, width=3072, heads=32, kv_heads=32, ffn=8192, vocab=32064, tied=False,
             attention=dict(window=2047),
         ),
         "mistral-7b": dict(_PUBLISHED, vocab=32000),
         # without a window, and theta 1e6
         "mistral-7b-v0.3": dict(_PUBLISHED, vocab=32768, attention=dict(theta=1e6, window=0)),
     },
-)
+)  # fmt: skip

@@ -63,8 +63,8 @@ class Rope:
         return 1.0 if self.factor == 1 else 0.1 * self.mscale * math.log(self.factor) + 1.0
 
 
-def rope_of(attention: ResolvedAttention, width: int, *, rounded: bool = True) -> Rope:
-    """Return what a resolved configuration says. rounded: where the family has no key for it."""
+def rope_of(attention: ResolvedAttention, width: int) -> Rope:
+    """Return what a resolved configuration says; what the family has no key for, as usual."""
     llama3 = None
     if (attention.llama3_factor or 1) > 1:
         llama3 = Llama3(
@@ -79,7 +79,7 @@ def rope_of(attention: ResolvedAttention, width: int, *, rounded: bool = True) -
         attention.yarn_factor,
         attention.yarn_length,
         attention.yarn_mscale,
-        rounded if attention.yarn_rounded is None else attention.yarn_rounded,
+        attention.yarn_rounded is not False,
         llama3,
         attention.linear_factor or 1.0,
         attention.yarn_fast or Rope.fast,
