@@ -1,15 +1,14 @@
 """One rank at work: it walks the program of its pipeline schedule over its stages.
 
 actor                      builds all of it, and walks: each instruction is carried out by
-stage_compute              F, B, I, W and PAIR
+stage_compute              F, B, I, W, PAIR, GATHER and RELEASE
 pipeline_messages          SEND and RECV
-bucket_collectives         GATHER, RELEASE, SUM and REDUCE
 update                     NORM, UPDATE and SPREAD
 step_work                  what is under way in a step
 communicators, contexts    the communicators of this rank; what its blocks are given of a microbatch
 stage, stage_state         a pipeline stage: activations in flight; weights and gradients in buckets
 partner_copies             COPY: copies of the state on their way to another node
-reductions                 gradients of data parallelism: all-reduce, reduce-scatter
+reductions                 SUM and REDUCE, gradients of data parallelism: all-reduce, reduce-scatter
 subtree_reduction          the same where data ranks have several sums each: all-to-all
 step_totals                loss, gradient norm and flags, in two small exchanges
 memory, memory_meter       what this rank holds

@@ -12,8 +12,8 @@ for instruction in program:  what stands in the list happens, in this order; `pl
     RECV         waits; the next receives of the list are posted ahead, so that messages don't wait
                  for us
     COPY         starts sending a copy of the state to another node (partner_copies.py)
-    SUM, REDUCE  start the sum of one bucket over one axis (bucket_collectives.py); NORM waits for
-                 all of them, and for COPY (update.py)
+    SUM, REDUCE  start the sum of one bucket over one axis (reductions.py); NORM waits for all of
+                 them, and for COPY (update.py)
 """
 
 import math
@@ -24,7 +24,6 @@ from functools import cache
 
 import torch
 
-from mpitrain.actor.bucket_collectives import BucketCollectives
 from mpitrain.actor.memory_meter import Watch
 from mpitrain.actor.partner_copies import PartnerCopies
 from mpitrain.actor.pipeline_messages import PipelineMessages
@@ -126,7 +125,7 @@ class Actor:
         )
         self._totals = StepTotals(plan, mesh, self.measure)
         self._messages = PipelineMessages(plan, links, self.site)
-        self._compute = Compute(plan, self.stages, self.gradients, self.loss_scale, device, mesh["dp"].rank)
+        self.compute = Compute(plan, self.stages, self.gradients, self.loss_scale, device, mesh["dp"].rank)
         self._update = Update(
             plan, mesh, self.stages, self.gradients, self.optimizer, self.loss_scale, self._totals
         )
@@ -139,13 +138,12 @@ class Actor:
 
     def _handlers_of_kinds(self) -> dict[str, Callable[[Action, Work], None]]:
         """Return what carries out an instruction, by its kind; `_walk` takes PAIR apart."""
-        compute, messages, update = self._compute, self._messages, self._update
-        buckets = BucketCollectives(self.stages, self.gradients)
+        compute, messages, update = self.compute, self._messages, self._update
         return {
             "COPY": update.copy,
             "F": compute.forward,
             "B": compute.backward,
-            "I": compute.input_backward,
+            "I": compute.backward,
             "W": compute.weight_backward,
             "R": compute.recompute,
             "O": compute.offload,
@@ -153,10 +151,10 @@ class Actor:
             "SEND_B": messages.send,
             "RECV_F": messages.receive,
             "RECV_B": messages.receive,
-            "GATHER": buckets.gather,
-            "RELEASE": buckets.release,
-            "SUM": buckets.sum,
-            "REDUCE": buckets.reduce,
+            "GATHER": compute.gather,
+            "RELEASE": compute.release,
+            "SUM": self.gradients.sum,
+            "REDUCE": self.gradients.reduce,
             "NORM": update.norm,
             "UPDATE": update.update,
             "SPREAD": update.spread,
@@ -174,15 +172,6 @@ class Actor:
             stages[number] = assemble(self.plan.stage(number), self.site, self.zero_groups, embedding, build)
             embedding = embedding or stages[number].state.embedding
         return stages
-
-    @property
-    def recorded(self) -> list | None:
-        """What takes the routing of a step; None: nobody wants it."""
-        return self._compute.recorded
-
-    @recorded.setter
-    def recorded(self, taker: list | None) -> None:
-        self._compute.recorded = taker
 
     @property
     def partner_copies(self) -> PartnerCopies | None:
@@ -222,7 +211,7 @@ class Actor:
             self._lend(TRAINING)
             for stage in self.stages.values():
                 stage.state.zero_grad()
-            self._compute.forget_recorded()
+            self.compute.forget_recorded()
             self.gradients.squares_of_shards = []
             self.recorder.begin(step)
             return self._walk(
@@ -299,7 +288,7 @@ class Actor:
                 forward = next(steps)[1]
                 backward = next(steps)[1]
                 with self.profiler.instruction(forward, backward):
-                    self._compute.pair(forward, backward, work)
+                    self.compute.pair(forward, backward, work)
                 recorder.add_pair(action, forward, backward, begin, recorder.mark())
             else:
                 with self.profiler.instruction(action):

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 
 from mpitrain.actor.stage_state import BucketState, StageState
+from mpitrain.actor.step_work import Work
 from mpitrain.actor.subtree_reduction import SubtreeReduction
 from mpitrain.comm.collectives import all_reduce, reduce_scatter
 from mpitrain.comm.mesh import Mesh
@@ -117,26 +118,26 @@ class Gradients:
         for gradient, group in self._completed.get(action, ()):
             gradient.complete(group)
 
-    def sum(self, stage: int, number: int, which: int | None = None) -> None:
-        """Start summing a bucket over an axis that isn't the data axis.
+    def sum(self, action: Action, work: Work) -> None:
+        """Run SUM: start summing a bucket over an axis that isn't the data axis.
 
-        Everything of this step has been added to it.
-
-        which: of the bucket's axes, if there are two; the second waits for the first.
+        Everything of this step has been added to it. The part is which of the bucket's axes, if there
+        are two; the second waits for the first.
         """
+        _, number, stage, which = action
         bucket = self.stages[stage].buckets[number]
         axis = self.mesh[(bucket.plan.over + bucket.plan.then)[which or 0]]
         buffer = self._summing.pop((stage, number)).wait() if which else self._added_here(bucket)
         self._summing[stage, number] = all_reduce(buffer, axis)
         self.advance()
 
-    def reduce(self, stage: int, number: int, microbatch: int | None = None) -> None:
-        """Start reducing a bucket over the data axis.
+    def reduce(self, action: Action, work: Work) -> None:
+        """Run REDUCE: start reducing a bucket over the data axis.
 
-        It is the sum of all that was added to it in this step, or by this microbatch.
-
+        It is the sum of all that was added to it in this step, or by the microbatch that is the part.
         What goes over other axes first is there when that is complete.
         """
+        _, number, stage, microbatch = action
         bucket = self.stages[stage].buckets[number]
         # segments of a sequence descend
         last = microbatch in (None, self.table.num_microbatches - self.table.segments)

@@ -161,40 +161,30 @@ class Stage:
         logits_B1V, _ = yield from walk.forward(head, x[:, -1:], context)
         return logits_B1V
 
-    def backward(self, index: int, grad: torch.Tensor | None, part: int | None) -> Walk:
+    def backward(
+        self, index: int, grad: torch.Tensor | None, part: int | None, inputs_only: bool = False
+    ) -> Walk:
         """Run the backward of a microbatch, or one part of it; return the gradient of the input.
 
         grad: of the output.
+        inputs_only: the gradients of matrices are left for `weight_backward`.
         Gradients are added to the buckets. What the forward left is freed on the way.
         """
         parts = range(len(self.parts)) if part is None else [part]
         stash = self.stashes[index]
+        if inputs_only:
+            deferred = self.deferred_weight_gradients.setdefault(index, [[] for _ in self.blocks])
         for number in parts:
             yield from self._arrive(number)
             for block in reversed(self.parts[number]):
                 self._fetch(index, block)
-                grad = yield from walk.backward(self.blocks[block], stash[block], grad)
-        self._forget_after(parts, index)
-        return grad
-
-    def input_backward(self, index: int, grad: torch.Tensor | None, part: int | None = None) -> Walk:
-        """Run the backward for inputs, or one part.
-
-        As `backward`, but the gradients of matrices are left for `weight_backward`.
-        """
-        parts = range(len(self.parts)) if part is None else [part]
-        stash = self.stashes[index]
-        later = self.deferred_weight_gradients.setdefault(index, [[] for _ in self.blocks])
-        for number in parts:
-            yield from self._arrive(number)
-            for block in reversed(self.parts[number]):
-                self._fetch(index, block)
-                grad = yield from walk.backward(self.blocks[block], stash.pop(), grad, later[block].append)
+                later = deferred[block].append if inputs_only else None
+                grad = yield from walk.backward(self.blocks[block], stash.pop(), grad, later)
         self._forget_after(parts, index)
         return grad
 
     def weight_backward(self, index: int, part: int | None) -> Walk:
-        """Add the weight gradients that `input_backward` left, or one part of them.
+        """Add the weight gradients that a backward for inputs left, or one part of them.
 
         What they were made of is freed.
         """

@@ -1,4 +1,7 @@
-"""F, B, I, W, R, O and PAIR: what the stages of a rank compute, and where their results go."""
+"""F, B, I, W, R, O and PAIR: what the stages of a rank compute, and where their results go.
+
+GATHER and RELEASE: the weights that they compute with.
+"""
 
 from collections.abc import Mapping
 
@@ -62,7 +65,7 @@ class Compute:
             self._pass_on(action, made, work)
 
     def backward(self, action: Action, work: Work) -> None:
-        """Run B."""
+        """Run B, or I: the gradients of inputs alone."""
         self._end_backward(action, run(self._backward_walk(action, work), work.between), work)
 
     def _end_backward(self, action: Action, grad: torch.Tensor | None, work: Work) -> None:
@@ -71,15 +74,6 @@ class Compute:
         else:
             self._pass_on(action, grad, work)
         self._gradients.added(action)
-
-    def input_backward(self, action: Action, work: Work) -> None:
-        """Run I: the gradients of inputs."""
-        _, m, stage, part = action
-        if self._is_empty(m):
-            return self.backward(action, work)
-        self._gradients.hold(action)
-        walk = self._stages[stage].input_backward(m, self._grad_of_output(stage, m, work), part)
-        return self._end_backward(action, run(walk, work.between), work)
 
     def weight_backward(self, action: Action, work: Work) -> None:
         """Run W: the gradients of weights that an I has left."""
@@ -92,6 +86,14 @@ class Compute:
     def offload(self, action: Action, work: Work) -> None:
         """Run O: what the microbatch's forward keeps will go to host memory."""
         self._stages[action.stage].offloaded.add(action.index)
+
+    def gather(self, action: Action, work: Work) -> None:
+        """Run GATHER: fetch the weights of a bucket (ZeRO-3), unless they are here."""
+        self._stages[action.stage].state.buckets[action.index].weights.gather()
+
+    def release(self, action: Action, work: Work) -> None:
+        """Run RELEASE: drop the weights of a bucket that others have (ZeRO-3)."""
+        self._stages[action.stage].state.buckets[action.index].weights.release()
 
     def recompute(self, action: Action, work: Work) -> None:
         """Run R: the forward of a microbatch again, whose activations F hasn't kept."""
@@ -160,7 +162,8 @@ class Compute:
         if self._is_empty(m):
             return self._empty_walk(action, work)
         self._gradients.hold(action)
-        return self._stages[stage].backward(m, self._grad_of_output(stage, m, work), part)
+        grad = self._grad_of_output(stage, m, work)
+        return self._stages[stage].backward(m, grad, part, inputs_only=action.kind == "I")
 
     def _grad_of_output(self, stage: int, index: int, work: Work) -> torch.Tensor | None:
         """Return the gradient of a stage's output: what came from the next stage or the part before.

@@ -17,7 +17,7 @@ from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.communication import Communication
-from mpitrain.parallel.context.attention import ContextAttention, context_attention
+from mpitrain.parallel.context.attention import ContextAttention
 from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.plan import Plan
@@ -99,7 +99,7 @@ class BuildContext:
         if self.cp is None:
             return None
         kind, sequence = self.plan.config.parallel.context, self.plan.config.data.sequence
-        return context_attention(self.cp, kind, sequence, *heads)
+        return ContextAttention(self.cp, kind, sequence, *heads)
 
     def note_kernel(
         self,

@@ -25,15 +25,7 @@ def _gather(x: torch.Tensor, axis: Axis) -> Pending:
     return all_gather(x, axis, x.new_empty(axis.size * len(x), *x.shape[1:]))
 
 
-def _scatter(x: torch.Tensor, axis: Axis) -> Pending:
-    return reduce_scatter(x, axis)
-
-
-def _exchange(x: torch.Tensor, axis: Axis) -> Pending:
-    return all_to_all(x, axis)
-
-
-START = {"copy": _copy, "sum": _sum, "gather": _gather, "scatter": _scatter, "exchange": _exchange}
+START = {"copy": _copy, "sum": _sum, "gather": _gather, "scatter": reduce_scatter, "exchange": all_to_all}
 
 
 class Communication:

@@ -35,7 +35,7 @@ class SideFiles:
 
     def begin(self, step: int) -> None:
         """Have the routing of a step recorded, if it is to be."""
-        self._actor.recorded = [] if step in self._steps_of_routing else None
+        self._actor.compute.recorded = [] if step in self._steps_of_routing else None
 
     def end(self, step: int) -> None:
         """Take over what was recorded, and write what is complete. Collective over all ranks."""
@@ -48,7 +48,7 @@ class SideFiles:
 
     def _take_routing(self, step: int) -> None:
         """Gather where the tokens of a step went, over what a rollback has undone."""
-        routes_of_ranks = self._world.all_gather("the routing of a step", self._actor.recorded)
+        routes_of_ranks = self._world.all_gather("the routing of a step", self._actor.compute.recorded)
         self._routing[step] = [routes for part in routes_of_ranks for routes in part]
         if step == self._steps_of_routing[-1] and self._world.rank == 0:
             path = self._rundir.routing

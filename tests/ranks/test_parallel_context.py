@@ -89,13 +89,13 @@ def spread(axis, kind, tensors, documents, dtype=None):
     import torch
 
     from mpitrain.kernels.attention import AttentionRequest
-    from mpitrain.parallel.context.attention import context_attention
+    from mpitrain.parallel.context.attention import ContextAttention
     from mpitrain.parallel.walk import run
 
     heads = tensors[0].shape[1]
     kv_heads = tensors[1].shape[1]
     sequence = tensors[0].shape[2]
-    attention = context_attention(axis, kind, sequence, heads, kv_heads, WIDTH)
+    attention = ContextAttention(axis, kind, sequence, heads, kv_heads, WIDTH)
     here = torch.from_numpy(attention.placement.positions(axis.rank))
     # as a model has them: heads beside positions in memory
     q, k, v, grad = (
@@ -207,12 +207,12 @@ def test_traffic_is_what_is_sent_to_the_byte(axis, kind, dtype):
     import torch
 
     from mpitrain.comm.base.wire import sent_bytes
-    from mpitrain.parallel.context.attention import context_attention
+    from mpitrain.parallel.context.attention import ContextAttention
     from mpitrain.plan.declared import traffic
 
     wrong = []
     for heads, kv_heads in GROUPS:
-        attention = context_attention(axis, kind, 48, heads, kv_heads, WIDTH)
+        attention = ContextAttention(axis, kind, 48, heads, kv_heads, WIDTH)
         here = torch.from_numpy(attention.placement.positions(axis.rank))
         q, k, v, grad = (x[:, :, here].to(getattr(torch, dtype)) for x in whole_tensors(heads, kv_heads, 48))
         numbers = dict(batch=2, heads=heads, kv_heads=kv_heads, head_width=WIDTH, sequence=48)
@@ -234,7 +234,7 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
     import torch
 
     from mpitrain.parallel.context import online_softmax
-    from mpitrain.parallel.context.attention import context_attention
+    from mpitrain.parallel.context.attention import ContextAttention
     from mpitrain.parallel.walk import run
 
     started = []
@@ -246,7 +246,7 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
         monkeypatch.setattr(
             online_softmax, name, lambda *a, compute=compute: at_tiles.append(len(started)) or compute(*a)
         )
-    attention = context_attention(axis, "zigzag", 48, 8, 2, WIDTH)
+    attention = ContextAttention(axis, "zigzag", 48, 8, 2, WIDTH)
     here = torch.from_numpy(attention.placement.positions(axis.rank))
     q, k, v, grad = (x[:, :, here] for x in whole_tensors(8, 2, 48))
     _, saved = run(attention.forward(q, k, v))
@@ -270,12 +270,12 @@ def test_keys_and_values_of_the_next_turn_travel_while_this_one_computes(axis, m
 def test_the_forward_keeps_no_graph(axis):
     import torch
 
-    from mpitrain.parallel.context.attention import context_attention
+    from mpitrain.parallel.context.attention import ContextAttention
     from mpitrain.parallel.walk import run
 
     kept = []
     for kind in KINDS:
-        attention = context_attention(axis, kind, 48, 8, 2, WIDTH)
+        attention = ContextAttention(axis, kind, 48, 8, 2, WIDTH)
         here = torch.from_numpy(attention.placement.positions(axis.rank))
         q, k, v, _ = (x[:, :, here].requires_grad_() for x in whole_tensors(8, 2, 48))
         out, saved = run(attention.forward(q, k, v))

@@ -212,21 +212,22 @@ def _one_bucket_not_reduced(patch):
     patch.setattr(
         Gradients,
         "reduce",
-        lambda self, stage, bucket, *each: None if bucket == 0 else reduce(self, stage, bucket, *each),
+        lambda self, action, work: None if action.index == 0 else reduce(self, action, work),
     )
 
 
 def _weight_gradients_of_a_block_dropped(patch):
     from mpitrain.actor.stage import Stage
 
-    real = Stage.input_backward
+    real = Stage.backward
 
-    def lossy(self, index, grad, part):
-        grad = yield from real(self, index, grad, part)
-        self.deferred_weight_gradients[index][-1].clear()
+    def lossy(self, index, grad, part, inputs_only):
+        grad = yield from real(self, index, grad, part, inputs_only)
+        if inputs_only:
+            self.deferred_weight_gradients[index][-1].clear()
         return grad
 
-    patch.setattr(Stage, "input_backward", lossy)
+    patch.setattr(Stage, "backward", lossy)
 
 
 def _positions_in_another_order(patch):

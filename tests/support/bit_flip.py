@@ -17,6 +17,8 @@ import torch
 from mpitrain import cli
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.reductions import Gradients
+from mpitrain.actor.step_work import Work
+from mpitrain.schedules.actions import Action
 
 
 def flip(x: torch.Tensor) -> None:
@@ -43,11 +45,11 @@ def main(plan: dict) -> None:
                 due.append(step)
             return run_step(actor, step, *given, **more)
 
-        def reduced(gradients: Gradients, stage: int, number: int, microbatch: int | None = None) -> None:
+        def reduced(gradients: Gradients, action: Action, work: Work) -> None:
             if due:
                 due.clear()
-                flip(gradients.stages[stage].buckets[number].gradients[0].whole)
-            reduce(gradients, stage, number, microbatch)
+                flip(gradients.stages[action.stage].buckets[action.index].gradients[0].whole)
+            reduce(gradients, action, work)
 
         Actor.run_step = stepped
         Gradients.reduce = reduced

@@ -169,14 +169,14 @@ def _timed(
     found = []
     blocked_s = 0.0
     load = None
-    actor.recorded = [] if plan.loads else None
+    actor.compute.recorded = [] if plan.loads else None
     for step in range(1, steps + 2):
         sign_of_life()
         guard.place.enter("step", "between two steps")
         world.barrier("the beginning of a step")
         if step == 2:
             load = _load_of(actor, world)
-            actor.recorded = None
+            actor.compute.recorded = None
             world.barrier("the beginning of a step")
             blocked_s = _blocked_s(mesh)
         begin = clock.mark()
@@ -191,11 +191,11 @@ def _timed(
 
 def _load_of(actor: Actor, world: World) -> CountedLoad | None:
     """Return how unevenly the step that was recorded has loaded experts. Collective over all ranks."""
-    if actor.recorded is None:
+    if actor.compute.recorded is None:
         return None
     config = actor.config
     count = config.experts.count
-    mine = [(name, rows, counts_of(experts, count)) for name, rows, _, experts in actor.recorded]
+    mine = [(name, rows, counts_of(experts, count)) for name, rows, _, experts in actor.compute.recorded]
     counts: dict[str, np.ndarray] = {}
     for name, rows, found in chain.from_iterable(world.all_gather("the loads of experts", mine)):
         of_block = counts.setdefault(name, np.zeros((config.batch.global_, count), np.int64))

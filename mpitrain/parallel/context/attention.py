@@ -13,8 +13,7 @@ An attention is causal by *position*, and within documents if they are given. Bo
 generators, as in parallel/walk.py: they start an operation, compute, yield its Pending when they
 need it, and are resumed with its result. On an axis of size 1 they send nothing.
 
-    attention = context_attention(mesh["cp"], "zigzag", sequence=2048, heads=8, kv_heads=2,
-        head_width=64)
+    attention = ContextAttention(mesh["cp"], "zigzag", sequence=2048, heads=8, kv_heads=2, head_width=64)
     out, saved = yield from attention.forward(q, k, v, request)           q [B, H, t, C], k and v
                                                                           [B, K, t, C], t = T/c
     grads = yield from attention.backward(saved, grad_of_out, request)    of q, k and v
@@ -36,7 +35,7 @@ from mpitrain.parallel.context.all_gather import Gather
 from mpitrain.parallel.context.ring import Ring
 from mpitrain.parallel.context.ulysses import Ulysses
 from mpitrain.parallel.walk import Walk
-from mpitrain.plan.division.sequence import SequencePlacement, placement_of
+from mpitrain.plan.division.sequence import placement_of
 
 
 class Kind(Protocol):
@@ -49,44 +48,18 @@ class Kind(Protocol):
         """Return the gradients of q, k and v, and of sinks if there are some."""
 
 
-def context_attention(
-    axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int, head_width: int
-) -> "ContextAttention":
-    """Return the attention of `kind` over `axis`.
-
-    Raises ConfigError, on all ranks alike, before anything is sent.
-
-    sequence: positions in all.
-    heads, kv_heads: those that this rank has, so divided by tp.
-    """
-    return ContextAttention(
-        axis,
-        kind,
-        placement_of(kind, sequence, axis.size, heads, kv_heads),
-        heads,
-        kv_heads,
-        head_width,
-    )
-
-
 class ContextAttention:
-    """One attention over `axis`; it holds no tensors and may serve every layer.
+    """One attention of `kind` over `axis`; it holds no tensors and may serve every layer.
 
-    `placement` says which positions are here.
+    sequence: positions in all; `placement` says which of them are here.
+    heads, kv_heads: those that this rank has, so divided by tp.
+    Raises ConfigError, on all ranks alike, before anything is sent.
     """
 
-    def __init__(
-        self,
-        axis: Axis,
-        kind: str,
-        placement: SequencePlacement,
-        heads: int,
-        kv_heads: int,
-        head_width: int,
-    ):
+    def __init__(self, axis: Axis, kind: str, sequence: int, heads: int, kv_heads: int, head_width: int):
         self.axis = axis
         self.kind = kind
-        self.placement = placement
+        self.placement = placement = placement_of(kind, sequence, axis.size, heads, kv_heads)
         self.heads = heads
         self.kv_heads = kv_heads
         self.head_width = head_width

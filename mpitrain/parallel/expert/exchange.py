@@ -22,6 +22,7 @@ from mpitrain.comm.collectives import all_gather, all_to_all_v
 from mpitrain.comm.progress import Pending
 from mpitrain.kernels.pinned import on_device
 from mpitrain.kernels.precision import wide
+from mpitrain.parallel.expert.crossings import Crossings
 from mpitrain.parallel.expert.packing import packed, unpacked
 from mpitrain.parallel.expert.rounds import Round, Rounds
 from mpitrain.parallel.walk import Walk
@@ -72,17 +73,20 @@ class CombinedRows(NamedTuple):
     weights: torch.Tensor | None
 
 
-class DispatchRounds(Protocol):
+class DispatchRounds(NamedTuple):
     """The rounds in which the rows of a microbatch are dispatched: as many on all ranks of the experts.
 
-    choices: what it was made for.
+    choices: what they were made for.
+    rounds: of an exchange by nodes, its crossings.
     """
 
     choices: Choices
+    rounds: Rounds | Crossings
 
     @property
     def num(self) -> int:
         """How many there are."""
+        return self.rounds.num
 
 
 class Exchange(Protocol):
@@ -155,18 +159,6 @@ class RowExchange:
         return torch.cat([part.unflatten(0, (self.divided, -1)).sum(0) for part in parts])
 
 
-class FlatRounds(NamedTuple):
-    """DispatchRounds of a flat exchange."""
-
-    choices: Choices
-    rounds: Rounds
-
-    @property
-    def num(self) -> int:
-        """How many there are."""
-        return self.rounds.num
-
-
 @dataclass(frozen=True)
 class FlatDispatchedRows(DispatchedRows):
     """DispatchedRows of a flat exchange.
@@ -193,14 +185,15 @@ class Flat:
         self.slots = active
 
     def exchange_counts(self, choices: Choices) -> Walk:
-        """Tell all ranks how many rows each expert will get; return FlatRounds."""
+        """Tell all ranks how many rows each expert will get; return DispatchRounds."""
         if self.axis is None:
-            return FlatRounds(choices, Rounds(choices.counts[None], 0, self.row_exchange.divided, self.limit))
-        gathered = yield from gathered_counts(choices.counts, self.axis)
-        return FlatRounds(choices, Rounds(gathered, self.axis.rank, self.row_exchange.divided, self.limit))
+            counts, rank = choices.counts[None], 0
+        else:
+            counts, rank = (yield from gathered_counts(choices.counts, self.axis)), self.axis.rank
+        return DispatchRounds(choices, Rounds(counts, rank, self.row_exchange.divided, self.limit))
 
     def dispatch(
-        self, rounds: FlatRounds, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
+        self, rounds: DispatchRounds, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
     ) -> Walk:
         """Send the rows of round `number`, one for each choice; return FlatDispatchedRows."""
         this = rounds.rounds[number]

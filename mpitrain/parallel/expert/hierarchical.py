@@ -24,6 +24,7 @@ from mpitrain.parallel.expert.exchange import (
     Choices,
     CombinedRows,
     DispatchedRows,
+    DispatchRounds,
     RowExchange,
     as_rows,
     exchanged,
@@ -34,18 +35,6 @@ from mpitrain.parallel.walk import Walk
 from mpitrain.plan.settings.dispatch import Dispatch, num_bytes
 
 NOBODY = -1
-
-
-class HierarchicalRounds(NamedTuple):
-    """DispatchRounds of an exchange by nodes."""
-
-    choices: Choices
-    crossings: Crossings
-
-    @property
-    def num(self) -> int:
-        """How many there are."""
-        return self.crossings.num
 
 
 class SentTokens(NamedTuple):
@@ -100,7 +89,7 @@ class Hierarchical:
     def exchange_counts(self, choices: Choices) -> Walk:
         """Tell all ranks how many rows each expert will get, and how many tokens each node.
 
-        They are counted block by block. Return HierarchicalRounds.
+        They are counted block by block. Return DispatchRounds.
         """
         num, active = choices.experts.shape
         tokens = choices.order.div(active, rounding_mode="floor")
@@ -120,7 +109,7 @@ class Hierarchical:
         crossings = Crossings(
             *np.split(counts, [count], -1), self.every.rank, self.row_exchange.divided, self.settings.limit
         )
-        return HierarchicalRounds(choices, crossings)
+        return DispatchRounds(choices, crossings)
 
     def _sent(self, choices: Choices, blocks: tuple[int, int]) -> SentTokens:
         """Return the token rows of some blocks, in the order of the nodes and then of the tokens."""
@@ -146,13 +135,13 @@ class Hierarchical:
 
     def dispatch(
         self,
-        rounds: HierarchicalRounds,
+        rounds: DispatchRounds,
         number: int,
         x_ND: torch.Tensor,
         weights_NK: torch.Tensor | None = None,
     ) -> Walk:
         """Send the rows of round `number`, one to each node of a token; return HierarchicalDispatchedRows."""
-        this = rounds.crossings[number]
+        this = rounds.rounds[number]
         form = self.forms.dispatch
         width = x_ND.shape[1]
         sent = self._sent(rounds.choices, this.blocks)
