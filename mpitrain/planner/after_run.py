@@ -28,7 +28,7 @@ from mpitrain.plan.predict.step_time.machine import (
     machine_of,
 )
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
-from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
+from mpitrain.plan.predict.step_time.stage_seconds import stages_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel, step_model
 from mpitrain.planner.measured_run import MeasuredRun
@@ -75,16 +75,13 @@ def step_terms(run: MeasuredRun) -> StepTerms | None:
         rates = machine_of(machine)
         middle = rates.spread.middle  # of steps of such a machine, as `mpitrain plan` prints them
         predicted = {term: middle * took for term, took in predicted_terms(run, rates).items()}
-        stages = [_by_kind(stage, middle) for stage in stages_of(*_modelled(run, rates))]
+        stages = [
+            {kind: middle * took for kind, took in stage.by_kind().items()}
+            for stage in stages_of(*_modelled(run, rates))
+        ]
     except NO_PREDICTION as error:
         return StepTerms({}, measured, f"no step is predicted: {_reason(error)}", ())
     return StepTerms(predicted, measured, f"predicted by the figures of {source}", stages)
-
-
-def _by_kind(stage: StageSeconds, factor: float) -> dict[str, float]:
-    """Return the seconds of a microbatch by kind of instruction, so many times longer."""
-    forward, inputs, weights = (factor * took for took in (stage.forward, stage.inputs, stage.weights))
-    return {"F": forward, "I": inputs, "W": weights, "B": inputs + weights, "R": forward}
 
 
 def compare(run: MeasuredRun, terms_of_step: StepTerms | None) -> str:

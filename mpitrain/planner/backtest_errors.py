@@ -2,8 +2,8 @@
 
     sheets      the data sheet's rates, nothing fitted
     sustained   rates of the machine's file, times the middle that `plan` prints
-    gpu         constants of other systems' rows on the same machine
-    calibrated  constants of the half of its own rows that the CSV names, reported on the other half
+    gpu         the constant of other systems' rows on the same machine (fitted.py)
+    calibrated  that of the half of its own rows that the CSV names, reported on the other half
 
     held back   as gpu, of systems that other papers and repositories published
 
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mpitrain.plan.predict.step_time.machine import MachineFile, machine_of
 from mpitrain.plan.predict.step_time.step import Prediction, model_flops, predict_step
-from mpitrain.planner.fitted import NOTHING, Constants, Sample, fit, quantile, rank_correlation, shares_of
+from mpitrain.planner.fitted import Sample, fit, quantile, rank_correlation
 from mpitrain.planner.published_rows import Refused, Row, read_rows
 
 LEAST = 8  # rows of a system that the bars speak of
@@ -36,21 +36,20 @@ T = TypeVar("T")
 class PredictedRow(NamedTuple):
     """A row with what is predicted of it, by the file's rates and by the data sheet's.
 
-    bounds: of its layouts, where something unknown decides. shares: of each term of a step.
-    seconds: what is predicted, by mode or yardstick.
+    bounds: of its layouts, where something unknown decides. seconds: what is predicted, by mode or
+    yardstick.
     """
 
     row: Row
     found: Prediction
     sheet: float
     bounds: tuple[float, float]
-    shares: tuple[float, ...]
     seconds: dict[str, float]
 
     @property
     def sample(self) -> Sample:
         row = self.row
-        return Sample(self.found.seconds, self.shares, self.measured, row.model.name, row.regime)
+        return Sample(self.found.seconds, self.measured, row.model.name, row.regime)
 
     @property
     def measured(self) -> float:
@@ -66,11 +65,11 @@ class PredictedRow(NamedTuple):
 
 
 class BacktestOutcome(NamedTuple):
-    """All rows, predicted in every mode; the constants of each system."""
+    """All rows, predicted in every mode; the constant of each system."""
 
     rows: list[PredictedRow]
     refused: list[Refused]
-    constants: Mapping[str, Constants]
+    constants: Mapping[str, float]
 
 
 def by_row(outcome: BacktestOutcome) -> list[dict[str, Any]]:
@@ -100,7 +99,7 @@ def predict_rows(path: str, machine: str = "") -> BacktestOutcome:
     """Return the rows of a CSV of published steps, predicted. machine: a file for those that name it."""
     found, refused = read_rows(path, machine)
     rows = list(map(_predicted, found))
-    constants: dict[str, Constants] = {}
+    constants: dict[str, float] = {}
     for own in _by(rows, _system).values():
         constants |= _predict_in_modes(own, rows)
     return BacktestOutcome(rows, refused, constants)
@@ -111,11 +110,11 @@ def _predicted(row: Row) -> PredictedRow:
     every = [predict_step(row.model, layout, rates) for layout in row.layouts]
     bounds = (min(each.seconds for each in every), max(each.seconds for each in every))
     of_sheet = predict_step(row.model, row.layout, sheet).seconds
-    return PredictedRow(row, every[0], of_sheet, bounds, shares_of(row.model, row.layout, rates), {})
+    return PredictedRow(row, every[0], of_sheet, bounds, {})
 
 
-def _predict_in_modes(own: Sequence[PredictedRow], rows: Sequence[PredictedRow]) -> dict[str, Constants]:
-    """Predict the rows of a system in every mode; return its constants in the first one's regime."""
+def _predict_in_modes(own: Sequence[PredictedRow], rows: Sequence[PredictedRow]) -> dict[str, float]:
+    """Predict the rows of a system in every mode; return its constant in the first one's regime."""
     first = own[0].row
     others = [
         each for each in rows
@@ -124,7 +123,7 @@ def _predict_in_modes(own: Sequence[PredictedRow], rows: Sequence[PredictedRow])
     apart = [each for each in others if each.row.source != first.source]
     fitted = [each for each in own if each.counts and each.row.fitted]
     rate, factor = _yardsticks(fitted or others)
-    constants: dict[str, Constants] = {}
+    constants: dict[str, float] = {}
     for regime, alike in _by(own, _regime).items():
         of_gpu, held_back = (_of_systems(some, regime, first.machine) for some in (others, apart))
         here = fit([each.sample for each in fitted], of_gpu, regime)
@@ -134,17 +133,17 @@ def _predict_in_modes(own: Sequence[PredictedRow], rows: Sequence[PredictedRow])
             each.seconds.update({
                 "sheets": each.sheet,
                 "sustained": each.found.seconds * each.row.machine.expected().middle,
-                "gpu": each.sample.at(of_gpu),
-                "calibrated": each.sample.at(here),
-                "held back": each.sample.at(held_back),
+                "gpu": each.found.seconds * math.exp(of_gpu),
+                "calibrated": each.found.seconds * math.exp(here),
+                "held back": each.found.seconds * math.exp(held_back),
                 "flop rate": work / rate if rate else math.nan,
                 "sheet x factor": factor * each.sheet if factor else math.nan,
             })  # fmt: skip
     return constants
 
 
-def _of_systems(others: Sequence[PredictedRow], regime: str, machine: MachineFile) -> Constants:
-    """Return the constants of a GPU type: the median over frameworks of each one's factor.
+def _of_systems(others: Sequence[PredictedRow], regime: str, machine: MachineFile) -> float:
+    """Return the constant of a GPU type: the median over frameworks of each one's.
 
     In one regime. k frameworks count as k / (k + 1) of what they say, one with few rows as part of
     one, and the rest is the middle that `plan` prints.
@@ -153,14 +152,11 @@ def _of_systems(others: Sequence[PredictedRow], regime: str, machine: MachineFil
     alike = [each for each in others if each.row.regime == regime]
     frameworks = _by(alike, lambda each: each.row.framework).values()
     if not frameworks:
-        return NOTHING._replace(level=middle)
-    factors = [
-        statistics.median(math.log(each.measured / each.found.seconds) for each in own) for own in frameworks
-    ]
+        return middle
+    found = [statistics.median(each.sample.longer for each in own) for own in frameworks]
     count = sum(min(1.0, len(own) / ROWS_OF_ONE) for own in frameworks)
     trust = count / (count + 1)
-    level = trust * statistics.median(factors) + (1 - trust) * middle
-    return NOTHING._replace(level=level, num_rows=len(others))
+    return trust * statistics.median(found) + (1 - trust) * middle
 
 
 def _yardsticks(rows: Sequence[PredictedRow]) -> tuple[float, float]:
@@ -239,7 +235,7 @@ def _systems(outcome: BacktestOutcome, held_out: Sequence[PredictedRow]) -> list
                 "system": system,
                 "regime": own[0].row.regime,
                 "fitted_rows": fitted[system],
-                "constants": outcome.constants[system]._asdict(),
+                "factor": math.exp(outcome.constants[system]),
                 "rank_correlation": rank_correlation(predicted, measured) if len(own) > 2 else math.nan,
                 **{mode: _errors(own, mode) for mode in (*MODES, *YARDSTICKS)},
             }

@@ -6,9 +6,7 @@ from typing import Any
 
 from mpitrain.errors import counted
 from mpitrain.planner.backtest_errors import MODES, SWEEP, YARDSTICKS
-from mpitrain.planner.fitted import TERMS, Constants, quantile
-
-SHOWN = 0.05  # of the logarithm of a term's factor
+from mpitrain.planner.fitted import quantile
 
 
 def _percent(value: float) -> str:
@@ -55,22 +53,18 @@ def _text_of_systems(report: Mapping[str, Any]) -> list[str]:
     lines = [
         "median |error| of a step in %, of rows that were not fitted to; then calibrated: 10, 50, "
         "90 % quantile with sign,",
-        "rank correlation, constants (own, and how many rows they were fitted to)",
+        "rank correlation, what it was multiplied by (own: fitted to so many rows)",
         f"{'system':<52}{'rows':>5}{head}    quantiles           corr",
     ]
     for each in report["systems"]:
         medians = "".join(f"{_percent(each[mode]['median']):>11}" for mode in (*MODES, *YARDSTICKS))
         quantiles = " ".join(_percent(each["calibrated"][f"q{share}"]) for share in (10, 50, 90))
-        constants = Constants(**each["constants"])
         own = f"own {each['fitted_rows']}" if each["fitted_rows"] else "of its GPU"
-        terms = [
-            f"{name} x{math.exp(term):.2f}" for name, term in zip(TERMS, constants.terms) if abs(term) > SHOWN
-        ]
         correlation = each["rank_correlation"]
         shown = "  -" if math.isnan(correlation) else f"{correlation:5.2f}"
         lines.append(
             f"{each['system'][:51]:<52}{each['calibrated']['rows']:>5}{medians}  {quantiles}  "
-            f"{shown}  {' '.join([f'{own}: x{math.exp(constants.level):.2f}', *terms])}"
+            f"{shown}  {own}: x{each['factor']:.2f}"
         )
     return lines
 

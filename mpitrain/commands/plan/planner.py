@@ -30,7 +30,6 @@ from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.planner.candidates import FixedKeys
 from mpitrain.planner.choice import FULL, RunnableLayout, choose_layouts, few_digits, named
 from mpitrain.planner.explained import balance, binding, rules, terms_of, why_lost
-from mpitrain.planner.fitted import in_median
 from mpitrain.planner.goodput import (
     NODE_HOURS,
     CopiesInMemory,
@@ -118,7 +117,7 @@ def find_layouts(asked: PlanRequest, ranks: int, node_ranks: int = 0) -> "PlanAn
         write("--out", asked.out, _written(loaded, best, tokens, asked.out).encode())
     if asked.timeline is not None:
         layout = best.candidate.layout
-        timeline = predict_timeline(answer.model, layout, in_median(answer.rates))
+        timeline = predict_timeline(answer.model, layout, answer.rates.in_median())
         write_timeline(asked.timeline, timeline, layout.describe())
     return answer
 

@@ -14,19 +14,10 @@ from folders import ROOT
 from mpitrain.cli import cli
 from mpitrain.commands.plan.backtest import backtest
 from mpitrain.errors import ConfigError
-from mpitrain.plan.predict.step_time.machine import OF_SHEETS, machine_of, read_machine
-from mpitrain.plan.predict.step_time.step import predict_step
+from mpitrain.plan.predict.step_time.machine import OF_SHEETS, read_machine
 from mpitrain.plan.predict.step_time.step_model import works_of
 from mpitrain.planner.backtest_errors import predict_rows
-from mpitrain.planner.fitted import (
-    TERMS,
-    Constants,
-    Sample,
-    fit,
-    quantile,
-    rank_correlation,
-    shares_of,
-)
+from mpitrain.planner.fitted import Sample, fit, quantile, rank_correlation
 from mpitrain.planner.published_rows import read_rows
 
 EXAMPLE = ROOT / "benchmarks/published_layouts.csv"
@@ -179,46 +170,18 @@ def test_steps_that_nothing_was_chosen_with_are_predicted():
     assert rows.isdisjoint(row["id"] for row in csv.DictReader(UNSEEN.read_text().splitlines()))
 
 
-SHARES = (0.5, 0.2, 0.1, 0.0, 0.0, 0.1)
+def test_few_steps_leave_a_constant_near_its_beginning_and_many_move_it():
+    twice = Sample(1.0, 2.0, regime="dense bf16")
+    assert fit([], 0.3) == 0.3 and fit([Sample(1.0, 1.0)]) == 0
+    one, many = (fit([twice] * number, regime="dense bf16") for number in (1, 200))
+    assert 0.5 < one < many == pytest.approx(math.log(2), rel=0.01)
 
 
-def samples_of(constants, number, spread=0.0):
-    """Return steps that constants explain but for `spread`, of as many models."""
-    chosen = random.Random(number)
-    found = []
-    for at in range(number):
-        shares = tuple(share * chosen.uniform(0.3, 1.0) for share in SHARES)
-        exact = Sample(1.0 + at, shares, 1.0, f"model {at}")
-        measured = exact.at(constants) * math.exp(chosen.gauss(0, spread))
-        found.append(exact._replace(measured=measured))
-    return found
-
-
-def test_few_steps_move_the_level_and_many_tell_terms_apart():
-    truth = Constants(0.3, (0.0, 0.5, 0.0, 0.0, 0.0, 0.4))
-    few, many = (fit(samples_of(truth, number)) for number in (2, 200))
-    assert few.level > 0.15 and max(map(abs, few.terms)) < 0.15
-    assert many.level == pytest.approx(0.3, abs=0.05)
-    assert many.terms[1] > 0.3 and many.terms[5] > 0.15  # from 0, by a prior: of 0.5 and 0.4
-    assert fit([], truth) == truth
-    assert fit(samples_of(Constants(), 50)).level == pytest.approx(0, abs=1e-6)
-
-
-def test_a_step_that_is_far_off_counts_little():
-    samples = samples_of(Constants(0.1), 20, 0.02)
-    wrong = samples[0]._replace(measured=30 * samples[0].measured)
-    assert fit([*samples, wrong]).level == pytest.approx(fit(samples).level, abs=0.03)
-
-
-def test_shares_are_what_a_step_gains(tmp_path):
-    """Products of a machine that is 2 % slower, by the whole prediction."""
-    row = read_one(tmp_path)
-    rates = machine_of(row.machine)
-    shares = dict(zip(TERMS, shares_of(row.model, row.layout, rates)))
-    slower = rates._replace(products={name: rate / 1.02 for name, rate in rates.products.items()})
-    before, after = (predict_step(row.model, row.layout, each).seconds for each in (rates, slower))
-    assert shares["products"] == pytest.approx((after / before - 1) / 0.02, rel=0.03)
-    assert sum(shares.values()) <= 1 + 1e-9
+def test_steps_of_another_regime_count_little():
+    dense = [Sample(1.0, 1.1, regime="dense bf16")] * 5
+    experts = [Sample(1.0, 3.0, regime="experts bf16")] * 5
+    alone, both = (fit(steps, regime="dense bf16") for steps in (dense, dense + experts))
+    assert alone < both < alone + 0.05 < fit(dense + experts)
 
 
 def test_the_machine_of_a_csv_is_written_and_planned_with(tmp_path):

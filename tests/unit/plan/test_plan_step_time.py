@@ -744,7 +744,7 @@ def test_an_update_with_whole_matrices_takes_the_time_of_their_products():
     took = [5 * (4 * small**2 * large + 2 * small**3) / 1e9 for small, large in shapes]
     # neither tiles to fill, nor memory, nor launches, nor messages
     machine = machine_of(find_machine("laptop"))._replace(
-        products={"fp32": 1e9}, tiles={"fp32": Tiles(0.0, 0.0, 1.0)}, memory_bandwidth=1e30, launch_s=0.0,
+        products={"fp32": 1e9}, tiles={"fp32": Tiles(0.0, 0.0)}, memory_bandwidth=1e30, launch_s=0.0,
         inside=1e30, inside_latency_s=0.0, ranks_per_node=16,
     )  # fmt: skip
     layout = StepLayout(1, 128, 8, zero=0, compute="fp32")

@@ -1,7 +1,6 @@
 """Seconds that a rank computes: products by shape, attention by kernel, passes over memory, launches.
 
-Products reach the share of their rate that tiles.py says. On a GPU heads that no 8 divides lose a quarter
-(arXiv:2401.14489, section 5).
+Products reach the share of their rate that tiles.py says.
 """
 
 import math
@@ -10,7 +9,7 @@ from typing import NamedTuple
 from mpitrain.plan.declared.step_layout import item_of
 from mpitrain.plan.declared.work import AttentionCore, PartWork, Product
 from mpitrain.plan.predict.step_time.machine import GROUPED, MachineRates
-from mpitrain.plan.predict.step_time.tiles import OF_CPU, OF_GPU, UNALIGNED, Tiles, share_of
+from mpitrain.plan.predict.step_time.tiles import OF_CPU, OF_GPU, Tiles, share_of
 
 # passes over memory that casts to fp8 add to a product's operands, times their bytes: 2.0 fits the step of
 # llama3.2-1b on an H100 (docs/guides/gpus.md)
@@ -90,13 +89,12 @@ def core_seconds(
 
 def _rate_of_attention(core: AttentionCore, machine: MachineRates, backward: bool, dtype: str) -> float:
     """Return FLOP/s of attention by its heads' width and, on a CPU, the length of a sequence."""
-    aligned = 1.0 if core.head_width % 8 == 0 else UNALIGNED
     if not machine.on_gpu:
-        return aligned * _rate_on_a_cpu(core, machine, backward, dtype)
+        return _rate_on_a_cpu(core, machine, backward, dtype)
     rate = machine.attention_backward if backward else machine.attention_forward
     if core.head_width < 128:
         rate *= machine.attention_narrow * (1 if core.head_width >= 64 else 0.6)
-    return aligned * rate * _saturated(core.length, LENGTH_ON_GPU, HALF_LENGTH)
+    return rate * _saturated(core.length, LENGTH_ON_GPU, HALF_LENGTH)
 
 
 def _rate_on_a_cpu(core: AttentionCore, machine: MachineRates, backward: bool, dtype: str) -> float:

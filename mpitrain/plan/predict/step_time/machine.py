@@ -38,6 +38,7 @@ OF_A_CORE = (
     "attention_short", "memory_bandwidth", "memory_passes", "inside", "inside_latency_s", "pair",
     "pair_latency_s", "launch_s",
 )  # fmt: skip
+OF_A_STEP = (*OF_A_CORE, "between", "between_latency_s", "host_update", "host_copy")
 # of each table, the figures that predictions read
 NAMES: dict[str, tuple[str, ...]] = {
     "products": get_args(next(each.type for each in fields(Precision) if each.name == "compute")),
@@ -266,6 +267,10 @@ class MachineRates(NamedTuple):
     def slowed(self, turns: float) -> "MachineRates":
         """Return the same for a rank that has its core in one of so many turns; cards have no turns."""
         return self.slower(turns, OF_A_CORE)
+
+    def in_median(self) -> "MachineRates":
+        """Return a machine whose steps are predicted to take what those of this one take in the median."""
+        return self.slower(self.spread.middle, OF_A_STEP)
 
     def slower(self, times: float, fields: Iterable[str]) -> "MachineRates":
         """Return the machine with some figures so many times slower: rates fall, seconds grow."""

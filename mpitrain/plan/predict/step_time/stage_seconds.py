@@ -71,6 +71,11 @@ class StageSeconds(NamedTuple):
     def total(self) -> float:
         return self.forward + self.inputs + self.weights
 
+    def by_kind(self) -> dict[str, float]:
+        """Return the seconds of each kind of computation of a microbatch."""
+        whole = self.inputs + self.weights
+        return {"F": self.forward, "I": self.inputs, "W": self.weights, "B": whole, "R": self.forward}
+
     def divided(self, share: int) -> "StageSeconds":
         """Return the mean of a microbatch where the stage runs one of `share`."""
         if share == 1:

@@ -261,20 +261,13 @@ def play_pipeline(
     compute resource.
     """
     depth = table.depth
+    times = [stage.by_kind() for stage in stages]
 
     def cost(action: Action) -> float:
         if action.kind not in COMPUTE:
             return 0.0
-        stage = stages[action.stage % depth]
-        times = {
-            "F": stage.forward,
-            "I": stage.inputs,
-            "W": stage.weights,
-            "B": stage.inputs + stage.weights,
-            "R": stage.forward,
-        }
         sends = not meanwhile and messages_of(table, action)[1] is not None
-        return times[action.kind] / segments + (message if sends else 0.0)
+        return times[action.stage % depth][action.kind] / segments + (message if sends else 0.0)
 
     segments = table.segments
     message /= segments

@@ -1,9 +1,9 @@
-"""What share of its rate a product of some sides reaches: it does only if it is large and aligned.
+"""What share of its rate a product of some sides reaches: it does only if it is large.
 
 With sides m, n, k that is m / (m + rows) n / (n + rows) k / (k + depth): what tiles at the edges, waves
-and the beginning of a product lose (the shape of fig. 5 of arXiv:2401.14489). On a GPU sides that no 64
-divides lose a quarter (section 5). A core of a CPU has small tiles; how small, `mpitrain bench machine`
-finds by products of which two sides are 128: 12 on a Zen 5, 40 to 50 on a Zen 3 (2026-11-28).
+and the beginning of a product lose (the shape of fig. 5 of arXiv:2401.14489). A core of a CPU has small
+tiles; how small, `mpitrain bench machine` finds by products of which two sides are 128: 12 on a Zen 5, 40
+to 50 on a Zen 3 (2026-11-28).
 """
 
 import math
@@ -14,19 +14,14 @@ Sides = tuple[int, int, int]  # rows, inputs, outputs
 
 
 class Tiles(NamedTuple):
-    """Sides of which a product loses half of its rate.
-
-    unaligned: what is left of it where 64 divides no side.
-    """
+    """Sides of which a product loses half of its rate."""
 
     rows: float
     depth: float
-    unaligned: float
 
 
-UNALIGNED = 0.75
-OF_GPU = Tiles(128.0, 64.0, UNALIGNED)
-OF_CPU = Tiles(12.0, 12.0, 1.0)  # where none are measured
+OF_GPU = Tiles(128.0, 64.0)
+OF_CPU = Tiles(12.0, 12.0)  # where none are measured
 # of a CPU's products that `bench machine` measures
 LARGE: tuple[Sides, ...] = ((512, 256, 1024), (512, 1024, 256), (512, 512, 2048))
 SMALL: tuple[Sides, ...] = ((128, 1024, 128), (128, 128, 1024))
@@ -36,8 +31,7 @@ MOST = 512.0  # of a side: what loses more isn't explained by tiles
 
 def share_of(m: float, n: float, k: float, tiles: Tiles) -> float:
     """Return the share of the sustained rate that a product of these sides reaches."""
-    share = m / (m + tiles.rows) * n / (n + tiles.rows) * k / (k + tiles.depth)
-    return share * tiles.unaligned if n % 64 or k % 64 else share
+    return m / (m + tiles.rows) * n / (n + tiles.rows) * k / (k + tiles.depth)
 
 
 def share_of_all(products: Sequence[Sides], tiles: Tiles) -> float:
@@ -47,19 +41,16 @@ def share_of_all(products: Sequence[Sides], tiles: Tiles) -> float:
     return sum(flops) / took
 
 
-def of_cpu(side: float) -> Tiles:
-    """Return tiles of which all sides lose half at `side`."""
-    return Tiles(side, side, OF_CPU.unaligned)
-
-
 def fitted(large: float, small: float) -> tuple[float, Tiles]:
     """Return the sustained rate and the tiles of a CPU by which products take what was measured.
 
     large, small: rates of LARGE and SMALL, as they were if its tiles were OF_CPU.
     """
     reached = small * share_of_all(SMALL, OF_CPU) / (large * share_of_all(LARGE, OF_CPU))
-    side = _root(lambda side: share_of_all(SMALL, of_cpu(side)) / share_of_all(LARGE, of_cpu(side)) - reached)
-    tiles = of_cpu(side)
+    side = _root(
+        lambda side: share_of_all(SMALL, Tiles(side, side)) / share_of_all(LARGE, Tiles(side, side)) - reached
+    )
+    tiles = Tiles(side, side)
     return large * share_of_all(LARGE, OF_CPU) / share_of_all(LARGE, tiles), tiles
 
 
