@@ -1,7 +1,4 @@
-"""The command line: click commands and nothing else.
-
-Each imports what it needs when it runs: --help answers at once.
-"""
+"""The command line: click commands and nothing else; each imports what it needs when it runs."""
 
 import os
 import re

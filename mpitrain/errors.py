@@ -1,9 +1,4 @@
-"""Every error a user can cause.
-
-Each says what was found, what was needed and what to change; each knows its exit code.
-
-This module is the bottom of the package: it imports nothing of ours.
-"""
+"""Every error a user can cause: what was found, needed, to change. Imports nothing of ours."""
 
 import sys
 from collections.abc import Iterable

@@ -1,7 +1,4 @@
-"""Whether a rank is at work: as its watchdog sees it, and without one a thread of its own.
-
-A rank imports this and watchdog_messages.py, and not the watchdog, which takes half a megabyte.
-"""
+"""Whether a rank is at work. Ranks import this, and not the watchdog, which takes half a MB."""
 
 from dataclasses import dataclass
 

@@ -159,46 +159,26 @@ def _cursor(rank: Rank) -> tuple[int, bool, int]:
 
 def _owes(rank: Rank, rank_by_number: Mapping[int, Rank]) -> list[str]:
     """Say what a rank owes, to whom, and who waits for it in the end."""
-    waiting = [
-        waiter
-        for waiter in rank_by_number.values()
-        if rank.where.rank in waiter.where.waiting_on and waiter is not rank
-    ]
+    others = [other.where for other in rank_by_number.values() if other is not rank]
+    waiting = [where for where in others if rank.where.rank in where.waiting_on]
     if not waiting:
         return []
-    first = min(
-        waiting,
-        key=lambda waiter: (
-            waiter.where.expected.position < 0,
-            waiter.where.expected.position,
-            waiter.where.rank,
-        ),
-    )
-    expected = first.where.expected
-    same = [waiter for waiter in waiting if waiter.where.expected == first.where.expected]
+    first = min(waiting, key=lambda at: (at.expected.position < 0, at.expected.position, at.rank))
+    expected = first.expected
+    same = _names(where.rank for where in waiting if where.expected == expected)
     at = f", position {expected.position} of its program" if expected.position >= 0 else ""
-    what = (
-        f"  rank {rank.where.rank} owes {expected.instruction}{at}, to "
-        f"{_names(waiter.where.rank for waiter in same)}: {first.where.waits_for}"
-    )
+    what = f"  rank {rank.where.rank} owes {expected.instruction}{at}, to {same}: {first.waits_for}"
     after = _transitively(rank.where.rank, rank_by_number)
     return [f"{what}; {_names(after)} {'wait' if len(after) > 1 else 'waits'} for it in the end"]
 
 
 def _transitively(number: int, rank_by_number: Mapping[int, Rank]) -> set[int]:
     """Return the ranks that wait for a rank, or for one that waits for it."""
+    places = [rank.where for rank in rank_by_number.values()]
     waiting: set[int] = set()
     new = {number}
     while new:
-        new = (
-            {
-                waiter.where.rank
-                for waiter in rank_by_number.values()
-                if new.intersection(waiter.where.waiting_on)
-            }
-            - waiting
-            - {number}
-        )
+        new = {where.rank for where in places if new.intersection(where.waiting_on)} - waiting - {number}
         waiting |= new
     return waiting
 

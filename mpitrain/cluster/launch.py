@@ -1,7 +1,4 @@
-"""What the launcher says of this process, and how to start ranks for commands that need several.
-
-Training is started by the user's own.
-"""
+"""What the launcher says of this process; how to start ranks for commands that need several."""
 
 import os
 import socket
@@ -77,11 +74,8 @@ def launcher_above() -> LauncherProcess:
     """
     top = launcher()
     server = pmi_server()
-    above = (
-        [server, *(pid for pid, _ in parents_of(server))]
-        if top and server
-        else [pid for pid, _ in parents_of(os.getpid())]
-    )
+    own = [server] if top and server else []
+    above = [*own, *(pid for pid, _ in parents_of(server if own else os.getpid()))]
     top = top or _daemon()
     if not top:
         return LauncherProcess([], [])

@@ -1,6 +1,4 @@
-"""The standard error of the launcher itself, for the watchdog to speak on (console.py): from
-another process, without its help.
-"""
+"""The launcher's own standard error, for the watchdog to speak on, from another process."""
 
 import ctypes
 import os

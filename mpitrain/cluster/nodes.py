@@ -78,11 +78,8 @@ def addresses_here() -> tuple[str, ...]:
     for line, after in zip(lines, lines[1:]):
         if after.strip() == "/32 host LOCAL":
             addresses[line.split()[-1]] = None
-    return tuple(
-        sorted(
-            addresses or {"127.0.0.1": None}, key=lambda address: ipaddress.ip_address(address).is_loopback
-        )
-    )
+    known = addresses or {"127.0.0.1": None}
+    return tuple(sorted(known, key=lambda address: ipaddress.ip_address(address).is_loopback))
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:

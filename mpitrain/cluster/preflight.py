@@ -65,11 +65,8 @@ def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bo
     """Return the table of look(); "" for one node with nothing marked or measured. Collective."""
     begin = time.perf_counter()
     findings = look(world, plan, folder, device, measure=measure)
-    return (
-        table(findings, time.perf_counter() - begin)
-        if measure or world.num_nodes > 1 or not all(finding.fine for finding in findings)
-        else ""
-    )
+    is_shown = measure or world.num_nodes > 1 or not all(finding.fine for finding in findings)
+    return table(findings, time.perf_counter() - begin) if is_shown else ""
 
 
 def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> list[Finding]:
@@ -130,11 +127,8 @@ def _code() -> Finding:
 def _space(plan: Plan, folder: Path) -> Finding:
     """Compare free space with a checkpoint's size. Raises CheckpointError if that doesn't fit."""
     moments = max(num_moments(plan.config.optimizer, group) for group in GROUPS)
-    needed = (
-        (1 + moments)
-        * sum(spec.numel for spec in plan.parameters())
-        * (8 if plan.config.precision.compute == "fp64" else 4)
-    )
+    itemsize = 8 if plan.config.precision.compute == "fp64" else 4
+    needed = (1 + moments) * sum(spec.numel for spec in plan.parameters()) * itemsize
     total, _, free = shutil.disk_usage(folder)
     if not total:
         return Finding("space", f"{folder} doesn't say how much is free")
@@ -194,11 +188,8 @@ def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, f
                 statistics.median(_seconds(world, mesh[name], turn, num_bytes) for _ in range(3))
                 for turn in range(2)
             )
-            worst = max(
-                took
-                for took in world.all_gather(f"the slowest link of axis {name}", mine)
-                if took < float("inf")
-            )
+            times = world.all_gather(f"the slowest link of axis {name}", mine)
+            worst = max(took for took in times if took < float("inf"))
             slowest[name] = num_bytes / worst
             if worst > LONG_ENOUGH_S:
                 break
@@ -218,12 +209,8 @@ def _mesh(
         if carried.operations and (not names or name in names)
     }
     with world.place.waiting("for all ranks: axes to measure"):
-        limits = {
-            "transport": keys.transport,
-            "timeout_s": Limit(keys.timeout_s).seconds,
-            "place": world.place,
-        }
-        return Mesh(world.comm, axes.grid, own, **limits), own
+        limits = {"timeout_s": Limit(keys.timeout_s).seconds, "place": world.place}
+        return Mesh(world.comm, axes.grid, own, transport=keys.transport, **limits), own
 
 
 def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[MeasuredLink]]:

@@ -1,7 +1,4 @@
-"""What the system knows of a process, in /proc: its state, what it has done, where the kernel holds it.
-
-Standard library only: the watchdog starts in milliseconds.
-"""
+"""What the system knows of a process (/proc). Standard library only, for the watchdog's start."""
 
 import ctypes
 import os

@@ -1,7 +1,4 @@
-"""How far a command is, on stderr.
-
-A bar on a terminal, after two seconds; elsewhere, of bytes, a line now and then.
-"""
+"""How far a command is, on stderr: a bar on a terminal, elsewhere of bytes a line now and then."""
 
 import sys
 import threading

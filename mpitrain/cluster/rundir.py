@@ -374,11 +374,7 @@ def _survey(path: Path, step: int) -> _Survey:
         in_first = in_first and kept
         in_one_piece = in_one_piece and (in_first or not kept)
         first_bytes += len(line) * in_first
-    return _Survey(
-        first_bytes,
-        in_one_piece,
-        next((damaged_line for damaged_line in damaged if damaged_line < number), 0),
-    )
+    return _Survey(first_bytes, in_one_piece, next((line for line in damaged if line < number), 0))
 
 
 def _unwritable(path: Path, error: OSError) -> CheckpointError:

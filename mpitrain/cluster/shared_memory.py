@@ -1,9 +1,4 @@
-"""Files that MPI left in shared memory when its processes were killed.
-
-They fill memory until somebody removes them.
-
-Standard library only.
-"""
+"""Files that killed MPI jobs left in shared memory, until removed. Standard library only."""
 
 import os
 import time

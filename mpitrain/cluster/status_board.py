@@ -224,27 +224,11 @@ def read_slot(slot: memoryview) -> Where:
     for _ in range(RETRIES):  # both notes are torn only where the rank wrote twice meanwhile
         notes = [note for note in (_whole(slot[:_NOTE]), _whole(slot[_NOTE:])) if note]
         if notes:
-            _number, state, rank, pid, since, limit_s, step, position, expected_at, saved, text = max(notes)
-            who, phase, waiting_on, expected, meanwhile, waits, what = (
-                *text.decode(errors="replace").split("\0"),
-                *[""] * 7,
-            )[:7]
+            _number, state, rank, pid, since, *place, expected_at, saved, text = max(notes)
+            texts = [*text.decode(errors="replace").split("\0"), *[""] * 7]
+            who, phase, waiting_on, expected, meanwhile, waits, what = texts[:7]
             wait = waits, tuple(map(int, waiting_on.split())), ExpectedInstruction(expected, expected_at)
-            return Where(
-                state,
-                rank,
-                pid,
-                since / 1e9,
-                limit_s,
-                step,
-                position,
-                who,
-                phase,
-                what,
-                *wait,
-                meanwhile,
-                saved,
-            )
+            return Where(state, rank, pid, since / 1e9, *place, who, phase, what, *wait, meanwhile, saved)
     return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that has not reported yet", PHASES[0], "")
 
 

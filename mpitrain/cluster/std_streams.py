@@ -1,7 +1,4 @@
-"""Standard output and error that a program survives.
-
-Closed ones, a reader that has gone, a full disk, characters they can't take.
-"""
+"""Standard output and error that survive being closed, unread, or on a full disk."""
 
 import io
 import os

@@ -519,11 +519,9 @@ class Watchdog:
     def _report(self) -> None:
         names = self.nodes.meeting.names
         known = {self.nodes.meeting.node, *self.boards}
-        silent = (
-            [name for number, name in enumerate(names) if number not in known]
-            if self.nodes.is_hub
-            else names[:1]
-        )
+        silent = names[:1]
+        if self.nodes.is_hub:
+            silent = [name for number, name in enumerate(names) if number not in known]
         job_ranks = [*self._board(), *(rank for board in self.boards.values() for rank in board)]
         if silent or self.gave_up or at_fault(job_ranks):
             self._end(report(job_ranks, [] if self.nodes.alone else silent))

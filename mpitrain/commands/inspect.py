@@ -1,7 +1,4 @@
-"""`mpitrain program` and `mpitrain check`.
-
-What a layout would do, without MPI's world, and but for --traffic without torch.
-"""
+"""`mpitrain program`, `check` and `memory`: what a layout would do, without MPI or torch."""
 
 import math
 import re

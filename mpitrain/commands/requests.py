@@ -1,7 +1,4 @@
-"""What each command can be asked: its options, their words and their defaults.
-
-Nothing is imported that --help doesn't need.
-"""
+"""What each command can be asked: its options, words and defaults. Imports little, for --help."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,6 +1,4 @@
-"""Sample text from a checkpoint, on one rank and without MPI. The run directory may be a stranger's
-(docs/guides/security.md).
-"""
+"""Sample text from a checkpoint, on one rank, without MPI (docs/guides/security.md)."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -5,7 +5,6 @@ import os
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple, TypeVar
 
@@ -193,16 +192,14 @@ class StepReader:
         return True
 
     def _take_evaluations(self, line: bytes) -> None:
-        with suppress(msgspec.MsgspecError, ValueError):
-            read = msgspec.json.decode(line, type=EvaluationsLine).evaluations
-            for name, metrics in read.items():
-                for metric, value in metrics.items():
-                    key = f"{name}/{metric}"[:MOST_LETTERS]
-                    if value is not None and (
-                        key in self._evaluations or len(self._evaluations) < MOST_EVALUATIONS
-                    ):
-                        place = len(self._rows) // len(COLUMNS) - 1
-                        self._evaluations.setdefault(key, []).append((place, value))
+        read = _line_of(EvaluationsLine, line)
+        place = len(self._rows) // len(COLUMNS) - 1
+        for name, metrics in read.evaluations.items() if read else ():
+            for metric, value in metrics.items():
+                key = f"{name}/{metric}"[:MOST_LETTERS]
+                is_drawn = key in self._evaluations or len(self._evaluations) < MOST_EVALUATIONS
+                if value is not None and is_drawn:
+                    self._evaluations.setdefault(key, []).append((place, value))
 
     def _series(self, torn: int) -> StepSeries:
         table = np.array(self._rows).reshape(-1, len(COLUMNS))
@@ -243,9 +240,7 @@ def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float
     idle: dict[str, float] = {}
     count = 0
     for line in lines:
-        try:
-            read = msgspec.json.decode(line, type=CostLine)
-        except (msgspec.MsgspecError, ValueError):
+        if (read := _line_of(CostLine, line)) is None:
             continue
         count += bool(read.comm)
         for name, cost in list(read.comm.items())[:MOST_NAMES]:

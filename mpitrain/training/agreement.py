@@ -1,7 +1,4 @@
-"""One configuration on all ranks.
-
-Read on each, compared on all; and the time that they have, which one of them knows.
-"""
+"""One configuration on all ranks, compared; and the time that they have, which one knows."""
 
 from collections.abc import Callable
 from contextlib import suppress

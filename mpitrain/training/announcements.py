@@ -77,12 +77,9 @@ class Announcements:
         config = self._plan.run_config
         asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
         known = self.corpora.validation.num_sequences
-        fewer = (
-            f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"
-            if self.num_validated < asked
-            else ""
-        )
-        used = fewer or f" of {known:,}"
+        used = f" of {known:,}"
+        if self.num_validated < asked:
+            used = f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"
         held_out = self.corpora.validation_description
         return f"validation on {counted(self.num_validated, 'sequences', ',')}{used}; held out are {held_out}"
 

@@ -1,7 +1,4 @@
-"""A step before the first one, which changes nothing.
-
-What it compiles (`run.compile`) is in no step's time, and takes nobody's limit.
-"""
+"""A step before the first one that changes nothing: what it compiles is in no step's time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -266,11 +266,8 @@ class Opening:
         """Say what was read, and what was passed over: nobody misses that otherwise."""
         corpus = describe(self.rundir.data)
         special = f"{self.vocabulary.description}; special tokens that are spelled out in a text are text"
-        return (
-            f"text: {corpus.tally.describe(corpus.count)}\ntokens: {special}"
-            if corpus.tally.documents
-            else ""
-        )
+        text = f"text: {corpus.tally.describe(corpus.count)}\ntokens: {special}"
+        return text * bool(corpus.tally.documents)
 
     def _replay_lines(self, newest: Newest) -> list[str]:
         routing = self.plan.routing

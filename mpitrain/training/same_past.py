@@ -1,7 +1,4 @@
-"""What a run that resumes has in common with its past: the order of its data, what was read, the rate.
-
-A change of what is done already is refused; one of the learning rate is reported.
-"""
+"""What a run that resumes has in common with its past: data read, its order; rates are reported."""
 
 import tomllib
 from contextlib import suppress

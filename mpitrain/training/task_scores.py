@@ -1,7 +1,4 @@
-"""Tasks by which a run is judged at each validation (run.eval_tasks), as `mpitrain eval` scores them.
-
-By the actor that trains, in rows of the run's own length, without gradients.
-"""
+"""Tasks scored at each validation (run.eval_tasks) by the training actor, as in `mpitrain eval`."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping

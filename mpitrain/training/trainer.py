@@ -140,11 +140,8 @@ class Trainer:
             self.report.say(line)
         self.report.say(self.leaving.announced())
         if self.actor.compiled and self.counts.step < self.config.run.steps:
-            warm_up(
-                self.actor,
-                self.counts.step + 1,
-                self.rows.microbatches(self.corpora.train, self.counts.sequences),
-            )
+            microbatches = self.rows.microbatches(self.corpora.train, self.counts.sequences)
+            warm_up(self.actor, self.counts.step + 1, microbatches)
             self.guard.leave_if_asked(self.world)
         self.watched = self.counts.step + 1
         run = self.config.run

@@ -1,6 +1,4 @@
-"""`mpitrain ckpt inspect`: who wrote a checkpoint, what is in it, how healthy it is, for someone
-who has only the folder.
-"""
+"""`mpitrain ckpt inspect`: who wrote a checkpoint, what is in it, how healthy it is."""
 
 import math
 import time
@@ -87,15 +85,8 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
     if "damage" in facts:
         return str(facts["step"]), "", "", "", "", f"damaged: {shown(facts['damage'])}"
     loss = facts["meta"].get("val_loss")
-    size = _size(facts["bytes"])
-    cells = (
-        str(facts["step"]),
-        shown(facts["time"]),
-        size,
-        str(facts["shards"]),
-        "" if loss is None else f"{loss:.4f}",
-    )
-    return *cells, "index and sizes are right"
+    cells = str(facts["step"]), shown(facts["time"]), _size(facts["bytes"]), str(facts["shards"])
+    return *cells, "" if loss is None else f"{loss:.4f}", "index and sizes are right"
 
 
 def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:

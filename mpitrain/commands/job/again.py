@@ -78,11 +78,8 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     )
     if in_memory > step:
         line = f"{line}, step {in_memory} is in memory"
-    too_short = (
-        " or, if they left for want of time, ask for more"
-        if code == STOPPED_EARLY and not verdict.again
-        else ""
-    )
+    is_short = code == STOPPED_EARLY and not verdict.again
+    too_short = " or, if they left for want of time, ask for more" * is_short
     no_end = f"; run.steps = {run.steps}, so it isn't done" if code == DONE else ""
     no_more = UNFINISHED if code == DONE else ENOUGH
     return (

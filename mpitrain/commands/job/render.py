@@ -1,7 +1,4 @@
-"""`mpitrain job slurm|pbs|lsf|flux|kubernetes`.
-
-Write the script of a job, say what it will do, and submit it if that is wanted.
-"""
+"""`mpitrain job slurm|pbs|lsf|flux|kubernetes`: write a job's script, explain it, submit it."""
 
 import hashlib
 import json

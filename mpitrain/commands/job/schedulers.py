@@ -1,9 +1,4 @@
-"""What sets schedulers apart, besides their templates in jobs/.
-
-How times and sites are written there, and their commands.
-
-A scheduler is one line here and one file there.
-"""
+"""What sets schedulers apart: each has one line here, and one template in jobs/."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,4 @@
-"""`mpitrain plan --measure K`: the first K layouts take a few steps on these ranks.
-
-An Actor takes them, of random tokens: nothing is read, saved or validated.
-"""
+"""`mpitrain plan --measure K`: the first K layouts take steps of random tokens on these ranks."""
 
 import statistics
 import time
@@ -74,15 +71,8 @@ def measure(asked: PlanRequest, guard: Guard, say: Callable[[str], None]) -> int
             )
         )  # fmt: skip
     if world.rank == 0:
-        say(
-            "\n".join(
-                [
-                    "",
-                    f"measured on {counted(world.size, 'ranks')}, the median of {STEPS} steps:",
-                    aligned(rows),
-                ]
-            )
-        )
+        title = f"measured on {counted(world.size, 'ranks')}, the median of {STEPS} steps:"
+        say(f"\n{title}\n{aligned(rows)}")
     return DONE
 
 
@@ -94,10 +84,8 @@ def _require_ranks(asked: int, started: int) -> None:
 
 
 def _planned_here(answer: PlanAnswer, count: int) -> tuple[str, list[ToMeasure], MachineRates]:
-    chosen = [
-        ToMeasure(each.layout.describe(), each.config, each.found.seconds)
-        for each in (runnable.expected(answer.rates) for runnable in answer.chosen[:count])
-    ]
+    expected = [runnable.expected(answer.rates) for runnable in answer.chosen[:count]]
+    chosen = [ToMeasure(each.layout.describe(), each.config, each.found.seconds) for each in expected]
     return answer.as_text(), chosen, answer.rates
 
 

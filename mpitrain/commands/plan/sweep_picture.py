@@ -1,9 +1,4 @@
-"""Pictures of `mpitrain sweep`: scaling as curves, layouts that differ in two keys as a heat map. And of
-`mpitrain plan --all`: time against memory.
-
-Only pictures import this, and with it matplotlib. Colours are those of schedules' pictures, which
-colour-blind readers tell apart; what is measured is drawn through, what is predicted dashed.
-"""
+"""Pictures of `mpitrain sweep` and of `mpitrain plan --all`. Only pictures import matplotlib."""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle

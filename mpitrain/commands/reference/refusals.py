@@ -12,17 +12,10 @@ from functools import cache
 
 import mpitrain
 from mpitrain.commands.reference.comments import source_of, tree_of
+from mpitrain.errors import InputError
 from mpitrain.plan.settings.rule_table import RULES
 
-RAISED = (
-    "ConfigError",
-    "MeshError",
-    "ScheduleError",
-    "DataError",
-    "CheckpointError",
-    "WeightsError",
-    "LibraryError",
-)
+RAISED = {kind.__name__ for kind in InputError.__subclasses__()}
 HOLE = "..."
 LEAST = 20  # characters of a message that say something
 

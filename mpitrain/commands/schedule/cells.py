@@ -1,10 +1,4 @@
-"""A timeline drawn to scale: one row per rank, one cell per computation.
-
-Only pictures import this, and with it matplotlib.
-
-Colours are Okabe and Ito's, which colour-blind readers tell apart; a rank's second stage, copy or
-segment is a lighter tint.
-"""
+"""A timeline drawn to scale (matplotlib): one row per rank, one cell per computation."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +13,7 @@ from mpitrain.schedules.play.simulate import Timeline
 
 SMALL = 8.0  # points, of letters
 GREY = "#808080"
+# Okabe and Ito's, which colour-blind readers tell apart; further stages, copies, segments are tints
 COLOURS = {"F": "#0072B2", "B": "#D55E00", "I": "#E69F00", "W": "#009E73", "R": "#56B4E9"}
 BUBBLE, PAIR_EDGE = "#ECECEC", "#111111"
 LIGHTEST = 0.6  # share of white in the last tint
@@ -90,11 +85,8 @@ def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, f
 
 def _background(axes: Axes, num_ranks: int, end: float) -> None:
     """Fill rows with the colour of the bubble: where no cell lies on it, a rank waits."""
-    axes.add_collection(
-        PolyCollection(
-            [_box(rank, 0, end) for rank in range(num_ranks)], facecolors=BUBBLE, linewidths=0, zorder=1
-        )
-    )
+    rows = [_box(rank, 0, end) for rank in range(num_ranks)]
+    axes.add_collection(PolyCollection(rows, facecolors=BUBBLE, linewidths=0, zorder=1))
 
 
 def _box(rank: int, start: float, end: float, height: float = CELL_HEIGHT) -> list[tuple[float, float]]:
@@ -111,11 +103,8 @@ def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> 
         ends = timeline.ends[rank]
         for position, action in enumerate(program):
             if action == PAIR and position + 2 < len(program):
-                frames.append(
-                    _box(
-                        rank, starts[position + 1], max(ends[position + 1 : position + 3]), CELL_HEIGHT * 0.97
-                    )
-                )
+                end = max(ends[position + 1 : position + 3])
+                frames.append(_box(rank, starts[position + 1], end, CELL_HEIGHT * 0.97))
     if not frames:
         return
     room = points[0] * min(corners[1][0] - corners[0][0] for corners in frames)

@@ -1,7 +1,4 @@
-"""`mpitrain schedule`: play a schedule, print it, draw it, compare it with others or with a run.
-
-Neither MPI nor torch.
-"""
+"""`mpitrain schedule`: play, print, draw and compare schedules, without MPI or torch."""
 
 import math
 import os

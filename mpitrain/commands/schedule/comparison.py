@@ -137,12 +137,8 @@ def _legend(first: Played | None) -> str:
 
 def as_json(comparison: Comparison) -> str:
     """Return one JSON object: `schedules`, in the order of the table, and `undefined` with the reasons."""
-    return json.dumps(
-        {
-            "schedules": [_numbers(played, comparison.dominated) for played in comparison.played],
-            "undefined": comparison.undefined,
-        }
-    )
+    schedules = [_numbers(played, comparison.dominated) for played in comparison.played]
+    return json.dumps({"schedules": schedules, "undefined": comparison.undefined})
 
 
 def _numbers(played: Played, dominated: Mapping[str, str]) -> dict:

@@ -1,10 +1,4 @@
-"""The frame of a picture: title, numbers and legend on top, and below them axes as wide as the picture.
-
-Needs matplotlib.
-
-Measures are inches, fixed from the top and the left, so that nothing is cut off at any size; wide
-pictures have larger letters.
-"""
+"""The frame of a picture (matplotlib): head and legend, and axes below. Measures are inches."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure

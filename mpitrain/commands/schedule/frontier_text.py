@@ -41,9 +41,8 @@ def _cells(point: Point) -> tuple[str, ...]:
 
 def as_json(found: Frontier) -> str:
     """Return one JSON object: `front`, from least memory to least time, and `others`."""
-    return json.dumps(
-        {"front": list(map(_numbers, found.front)), "others": list(map(_numbers, found.others))}
-    )
+    front, others = (list(map(_numbers, points)) for points in (found.front, found.others))
+    return json.dumps({"front": front, "others": others})
 
 
 def _numbers(point: Point) -> dict:

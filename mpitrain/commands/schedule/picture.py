@@ -1,9 +1,4 @@
-"""Pictures of timelines, to scale.
-
-A schedule with the memory it holds, a measured step under its simulation, a predicted step.
-
-Needs matplotlib, and with it numpy.
-"""
+"""Pictures of timelines, to scale (matplotlib): a schedule, a measured step, a predicted one."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -109,16 +104,11 @@ def _each_rank(frame: Frame, axes: Axes, curves: list[Curve], played: Played) ->
         if limit is not None:
             axes.axhline(floor - AREA * limit / most, color=RED, linewidth=0.8, linestyle=DASHES)
     axes.set_ylim(played.num_ranks - 0.4, -0.5)
-    axes.set_yticks(
-        [rank + 0.15 for rank in range(played.num_ranks)],
-        [f"rank {rank}" for rank in range(played.num_ranks)],
-    )
+    ranks = range(played.num_ranks)
+    axes.set_yticks([rank + 0.15 for rank in ranks], [f"rank {rank}" for rank in ranks])
     axes.spines["bottom"].set_visible(False)
-    frame.name(
-        axes,
-        "stashes in flight, and each rank's peak"
-        + (f"; dashed: the limit of {number(limit)}" if limit else ""),
-    )
+    dashed = f"; dashed: the limit of {number(limit)}" if limit else ""
+    frame.name(axes, f"stashes in flight, and each rank's peak{dashed}")
 
 
 def _envelope(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> None:

@@ -108,18 +108,8 @@ def _ranks(played: Played) -> str:
     rows = [("rank", "stages", "idle", "bubble", "in flight", "whole stashes", "messages")]
     figures = zip(played.chunks, played.idle, played.peak_in_flight, played.peak_stashes, played.messages)
     for rank, (stages, idle, peak, whole, messages) in enumerate(figures):
-        share = f"{idle / makespan:.2%}"
-        rows.append(
-            (
-                str(rank),
-                " ".join(map(str, stages)),
-                number(idle),
-                share,
-                str(peak),
-                number(whole),
-                str(messages),
-            )
-        )
+        times = number(idle), f"{idle / makespan:.2%}"
+        rows.append((str(rank), " ".join(map(str, stages)), *times, str(peak), number(whole), str(messages)))
     if len(rows) > MOST_RANKS + 1:
         half = MOST_RANKS // 2
         rows = [*rows[: half + 1], ("...",) * len(rows[0]), *rows[-half:]]

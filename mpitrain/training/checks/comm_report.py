@@ -50,13 +50,10 @@ class Ledger:
         return {str(rank): seconds for rank, seconds in _longest(self._waited_for())}
 
     def _waited_for(self) -> dict[int, float]:
-        now = self._mesh.progress.waited_for()
         before = self._waits_before
-        return {
-            rank: seconds - before.get(rank, 0.0)
-            for rank, seconds in now.items()
-            if seconds > before.get(rank, 0.0)
-        }
+        now = self._mesh.progress.waited_for()
+        waited = {rank: seconds - before.get(rank, 0.0) for rank, seconds in now.items()}
+        return {rank: seconds for rank, seconds in waited.items() if seconds > 0}
 
     def end(self) -> dict[str, dict[str, float]]:
         """A step is over: return what each axis with traffic cost it, as metrics.jsonl shows it."""

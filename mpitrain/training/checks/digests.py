@@ -19,10 +19,8 @@ def digest(parts: Iterable[Array]) -> int:
 
 def as_bytes(x: Array) -> np.ndarray:
     """Return the bytes of an array or a tensor, in host memory; of what lies there, without a copy."""
+    if is_tensor(x) and not x.numel():
+        return np.empty(0, np.uint8)
     if is_tensor(x):
-        return (
-            x.detach().contiguous().flatten().view(torch.uint8).cpu().numpy()
-            if x.numel()
-            else np.empty(0, np.uint8)
-        )
+        return x.detach().contiguous().flatten().view(torch.uint8).cpu().numpy()
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8)

@@ -191,22 +191,9 @@ def _compare(step: int, measured, expected, run: _Run) -> list[WrongTensor]:
             if measured[2][name].numel() and measured[2][name].abs().max() > ROUNDING * largest:
                 compare(1, names[name], f"the gradient of {name}", done, measured[2][name], torch.zeros(1))
             continue
-        compare(
-            1,
-            names[name],
-            f"the gradient of {name}",
-            done,
-            measured[2][name],
-            _part(expected[2][name], piece),
-        )
-        compare(
-            3,
-            names[name],
-            f"the updated {name}",
-            "UPDATE",
-            measured[3][name],
-            _part(expected[3][name], piece),
-        )
+        for order, place, what, instruction in ((1, 2, "gradient of", done), (3, 3, "updated", "UPDATE")):
+            part = _part(expected[place][name], piece)
+            compare(order, names[name], f"the {what} {name}", instruction, measured[place][name], part)
     return differences
 
 

@@ -151,12 +151,8 @@ def _describe(rank: int, times: float, busy_of_ranks: Sequence[Busy]) -> str:
         if who == rank
     }
     longest = sorted(waits, key=waits.get, reverse=True)[:3]
-    longest_waits = (
-        "; waited for it: "
-        + ", ".join(f"rank {other} {waits[other] * 1e3:.0f} ms a step" for other in longest)
-        if waits
-        else ""
-    )
+    waiting = ", ".join(f"rank {other} {waits[other] * 1e3:.0f} ms a step" for other in longest)
+    longest_waits = f"; waited for it: {waiting}" * bool(waits)
     return (
         f"rank {rank} on {busy_of_ranks[rank].node} is slow: busy {times:.1f} times as long as others "
         f"with its work{longest_waits}"

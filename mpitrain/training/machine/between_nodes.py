@@ -1,6 +1,4 @@
-"""Settle what is left open until the links between nodes are known: when weights are fetched, and
-what reductions travel under.
-"""
+"""Settle by the links between nodes when weights are fetched and reductions travel."""
 
 import os
 from collections.abc import Sequence
@@ -44,27 +42,21 @@ def _cross(names: Sequence[str], plan: Plan, world: World) -> bool:
         if node_ranks
         else world.all_gather("their nodes", first)
     )
-    return any(
-        world.all_gather(
-            "whether data crosses nodes", any(len({nodes[rank] for rank in mine[name]}) > 1 for name in names)
-        )
-    )
+    crosses = any(len({nodes[rank] for rank in mine[name]}) > 1 for name in names)
+    return any(world.all_gather("whether data crosses nodes", crosses))
 
 
 def _fits(plan: Plan, world: World, placement: DevicePlacement) -> bool:
     """Whether what the ranks of each node, or GPU, hold fits into its memory. Collective."""
     coordinate = plan.axes.grid.coordinates
-    if placement.gpu is not None:
+    if (gpu := placement.gpu) is not None:
+        fits = True
         try:
-            require_gpu_memory(
-                plan,
-                [coordinate(rank)["pp"] for rank in placement.sharers],
-                placement.gpu.name,
-                placement.gpu.memory_bytes,
-            )
+            stages = [coordinate(rank)["pp"] for rank in placement.sharers]
+            require_gpu_memory(plan, stages, gpu.name, gpu.memory_bytes)
         except ConfigError:
-            return all(world.all_gather("whether whole weights fit", False))
-        return all(world.all_gather("whether whole weights fit", True))
+            fits = False
+        return all(world.all_gather("whether whole weights fit", fits))
     rank = coordinate(world.rank)["pp"]
     copied = copy_bytes(plan, rank) + memory_copy_bytes(plan, rank)
     needed = sum(world.node_gather("how much they hold", sum(predict_rank(plan, rank)) + copied))

@@ -1,6 +1,4 @@
-"""The device of a rank, who shares it, the way that messages take from it, and the rank's share of
-the cores.
-"""
+"""The device of a rank, who shares it, how messages leave it, and its share of the cores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

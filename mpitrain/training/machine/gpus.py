@@ -109,13 +109,8 @@ def driver(vendor: str, files: Mapping[str, Path] = DRIVERS) -> str:
 
 def build() -> str:
     """Return what torch is built for."""
-    kind = (
-        f"CUDA {torch.version.cuda}"
-        if torch.version.cuda
-        else f"ROCm {torch.version.hip}"
-        if torch.version.hip
-        else "CPUs"
-    )
+    kind = f"ROCm {torch.version.hip}" if torch.version.hip else "CPUs"
+    kind = f"CUDA {torch.version.cuda}" if torch.version.cuda else kind
     return f"torch {torch.__version__} for {kind}, {platform.machine()}"
 
 

@@ -1,8 +1,4 @@
-"""The peak of all ranks in FLOP/s: model FLOPs of what they train (plan/declared/layer.py) are
-divided by it (MFU).
-
-A GPU counts once, whatever number of ranks compute on it.
-"""
+"""The peak of all ranks in FLOP/s, by which MFU divides model FLOPs; a GPU counts once."""
 
 import re
 import time
@@ -66,11 +62,8 @@ def data_sheet(name: str) -> PeakFlops | None:
 def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) -> PeakFlops:
     """Return the peak of all ranks: GPUs' as known, of CPUs what rank 0 measures. Collective."""
     asked = placement.first if placement.gpu else world.rank == 0
-    peaks = [
-        one
-        for one in world.all_gather("the peaks of their devices", _of(placement, dtype) if asked else None)
-        if one
-    ]
+    mine = _of(placement, dtype) if asked else None
+    peaks = [one for one in world.all_gather("the peaks of their devices", mine) if one]
     return gpus_peak(peaks) if placement.gpu else peak_of_ranks(peaks[0], world.size)
 
 

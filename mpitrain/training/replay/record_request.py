@@ -1,7 +1,4 @@
-"""What `mpitrain run --record RANK:STEP` asks for.
-
-No torch: what is wrong with it is refused before anything is built.
-"""
+"""What `mpitrain run --record RANK:STEP` asks for. No torch: refused before it is loaded."""
 
 import re
 from pathlib import Path

@@ -40,11 +40,8 @@ def state_of(actor: Actor) -> Iterator[torch.Tensor]:
     for stage in actor.stages.values():
         for bucket in stage.state.buckets:
             bucket.weights.wait()
-            yield from (
-                x
-                for x in (bucket.weights.whole, bucket.weights.shard, bucket.weights.master)
-                if x is not None
-            )
+            held = bucket.weights.whole, bucket.weights.shard, bucket.weights.master
+            yield from (x for x in held if x is not None)
     for piece in actor.gradients.pieces:
         yield from (x for _, x in actor.optimizer.moments(piece))
 

@@ -44,18 +44,8 @@ from mpitrain.training.replay.recording import FORMAT, gradients_of, state_of
 MOST_BYTES = 1 << 50  # of a file, whose arrays are read one by one
 MOST_ABOUT_BYTES = 1 << 28
 MOST_HEADER_BYTES = 1 << 14
-UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    MemoryError,
-    BadZipFile,
-    NotImplementedError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
-)
+OF_PYTHON = (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError)
+UNREADABLE = (*OF_PYTHON, BadZipFile, struct.error, zlib.error)
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 

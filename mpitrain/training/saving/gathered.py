@@ -46,14 +46,8 @@ class Gathered:
         self._headers = group.gather("what its ranks have to save", headers) or []
         self._parts = _memory([header for rank_headers in self._headers for header in rank_headers])
         self.num_bytes = sum(array.nbytes for parts in self._parts.values() for array, _ in parts)
-        self._largest = max(
-            (
-                math.prod(h.shape) * h.dtype.itemsize
-                for rank_headers in self._headers[1:]
-                for h in rank_headers
-            ),
-            default=0,
-        )
+        sent = [header for rank_headers in self._headers[1:] for header in rank_headers]
+        self._largest = max((math.prod(h.shape) * h.dtype.itemsize for h in sent), default=0)
 
     def take(self) -> None:
         """Have everything as it is now. Collective over the group; training stands still."""

@@ -1,6 +1,4 @@
-"""The checkpoint that a run resumes from: the newest one that is whole, of which each rank verifies
-a part.
-"""
+"""The newest whole checkpoint, from which a run resumes; each rank verifies a part of it."""
 
 import secrets
 from collections.abc import Callable, Mapping
