@@ -46,13 +46,7 @@ FORWARD_S = 0.05  # for a launcher to write what ranks have said before what the
 
 
 class Guard:
-    """Of one rank.
-
-    place: where it is.
-    requests: why it has to leave.
-    watchdog: the one of its node.
-    finalizes: whether leaving calls MPI_Finalize.
-    """
+    """Around one rank: its place, requests, watchdog. finalizes: leaving calls MPI_Finalize."""
 
     def __init__(self):
         self.finalizes = True

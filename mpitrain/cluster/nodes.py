@@ -38,11 +38,7 @@ MOST_GREETING = 1 << 10
 
 @dataclass(frozen=True)
 class Meeting:
-    """How watchdogs find one another.
-
-    node: number of this one, the first is the hub.
-    names: of all nodes, in their order.
-    """
+    """How watchdogs find one another. node: this one's number, 0: the hub. names: of all nodes."""
 
     node: int = 0
     names: tuple[str, ...] = ("",)

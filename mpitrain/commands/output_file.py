@@ -11,6 +11,8 @@ from mpitrain.cluster.rundir import run_that_has
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import MATPLOTLIBRC, is_there, load_matplotlib, replacing, shown
 
+PICTURES = (".svg", ".png")  # which matplotlib draws
+
 
 def require_file(option: str, out: str, kinds: Sequence[str] = (), others: Iterable[str | None] = ()) -> None:
     """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run.
@@ -19,11 +21,9 @@ def require_file(option: str, out: str, kinds: Sequence[str] = (), others: Itera
     """
     path = Path(out)
     name = shown(out)
-    if kinds and path.suffix not in kinds:
-        raise ConfigError(
-            f"{option} {name}: found '{shown(path.suffix) or 'no file type'}', needed one of "
-            f"{' '.join(kinds)}"
-        )
+    if kinds:
+        instead = "write a .txt" if ".txt" in kinds else f"leave {option} out"
+        _require_kind(f"{option} {name}", path.suffix, kinds, instead)
     if "\0" in out:
         raise ConfigError(f"{option} {name}: found a NUL character, which no file's name has; leave it out")
     try:
@@ -59,21 +59,25 @@ def refuse_file_of_a_run(option: str, path: Path) -> None:
         raise ConfigError(f"{option} {shown(path)}: it belongs to the run in {shown(run)}; give another name")
 
 
-def require_plotting(out: str, option: str = "--out") -> None:
-    """Raise ConfigError where a picture is asked for and matplotlib isn't installed."""
-    if Path(out).suffix != ".txt":
-        try:
-            load_matplotlib()
-        except ImportError:
-            instead = "write a .txt" if option == "--out" else f"leave {option} out"
-            raise ConfigError(
-                f"{option} {shown(out)}: pictures need matplotlib; pip install 'mpitrain[plot]', or {instead}"
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"{option} {shown(out)}: matplotlib reads {MATPLOTLIBRC} of the current folder: "
-                f"{error.strerror}; remove it, or change the folder"
-            ) from None
+def _require_kind(where: str, suffix: str, kinds: Sequence[str], instead: str) -> None:
+    """Raise ConfigError for another kind, or a picture without matplotlib: do `instead`."""
+    if suffix not in kinds:
+        raise ConfigError(
+            f"{where}: found '{shown(suffix) or 'no file type'}', needed one of {' '.join(kinds)}"
+        )
+    if suffix not in PICTURES:
+        return
+    try:
+        load_matplotlib()
+    except ImportError:
+        raise ConfigError(
+            f"{where}: pictures need matplotlib; pip install 'mpitrain[plot]', or {instead}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{where}: matplotlib reads {MATPLOTLIBRC} of the current folder: {error.strerror}; "
+            "remove it, or change the folder"
+        ) from None
 
 
 def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.output_file import require_file, write
 from mpitrain.errors import DONE, ConfigError
 from mpitrain.inputs import printable, shown
 from mpitrain.report.curves import BY_COLUMN, Curve
@@ -36,7 +36,6 @@ def plot(
         raise ConfigError(
             f"--curve {shown(unknown[0])}: found no such curve; give one of {', '.join(BY_COLUMN)}"
         )
-    require_plotting(out)
     from mpitrain.report.paper_picture import draw
 
     curves = [BY_COLUMN.get(name) or Curve(printable(name), name) for name in dict.fromkeys(names)]

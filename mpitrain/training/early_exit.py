@@ -24,12 +24,7 @@ ASSUMED_BYTES_S = 100e6  # of a rank, until a save was measured
 
 
 class Leaving:
-    """Of one rank.
-
-    requests: know the time that there is, on one rank.
-    saved_bytes: the most that a rank writes.
-    reason: why the run itself asks its ranks to leave; "" if it doesn't.
-    """
+    """Of one rank. saved_bytes: the most a rank writes. reason: why the run asks its ranks."""
 
     def __init__(self, requests: LeaveRequests, saved_bytes: float):
         self._requests = requests

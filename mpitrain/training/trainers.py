@@ -49,11 +49,7 @@ def run(
 
 
 class Trainers:
-    """The trainers of a run, one after the other, each with its own plan.
-
-    Batches (batch.growth) or rows (batch.lengths) of the next one have another size.
-    now: the one that trains.
-    """
+    """A run's trainers, one a plan (batch.growth, batch.lengths). now: the one that trains."""
 
     def __init__(self, opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None):
         self._opened = opened

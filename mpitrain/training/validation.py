@@ -18,11 +18,7 @@ from mpitrain.training.task_scores import TaskScores
 
 
 class Validation:
-    """Computes the loss of held-out sequences, on all ranks.
-
-    num_sequences: of a validation.
-    urgency: how urgently the most urgent rank has to leave, as the last validation heard it.
-    """
+    """Computes held-out losses. urgency: the most urgent rank's, as the last validation heard."""
 
     def __init__(
         self, opened: PreparedRun, actor: Actor, rows: StepRows, world: World, guard: Guard, leaving: Leaving

@@ -34,7 +34,8 @@ def main(request: EvaluationRequest, guard: Guard, say: Callable[[str], None]) -
         say(table(result))
         _keep(request.path, result)
     if out is not None:
-        world.on_first_rank("writing --out", lambda: write("--out", out, _as_json(result)))
+        content = (json.dumps(finite(result), allow_nan=False, indent=1) + "\n").encode()
+        world.on_first_rank("writing --out", lambda: write("--out", out, content))
     return DONE
 
 
@@ -91,7 +92,3 @@ def _without_answers(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a task, and a few of its answers."""
     kept = {key: value for key, value in numbers.items() if key != "answers"}
     return {**kept, "samples": samples(numbers["answers"])}
-
-
-def _as_json(result: Mapping[str, Any]) -> bytes:
-    return (json.dumps(finite(result), allow_nan=False, indent=1) + "\n").encode()

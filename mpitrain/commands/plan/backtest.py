@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from mpitrain.commands.output_file import as_csv, require_file, require_plotting, write
+from mpitrain.commands.output_file import PICTURES, as_csv, require_file, write
 from mpitrain.commands.plan.backtest_text import as_text
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import rendered
@@ -13,9 +13,8 @@ from mpitrain.plan.declared.formatting import finite
 from mpitrain.planner.backtest_errors import BacktestOutcome, by_row, predict_rows, report
 from mpitrain.planner.fitted import machine_text
 
-KINDS_OF_PICTURES = (".svg", ".png")
 SIZE = (8, 5)  # inches
-KINDS_OF_FILES = (*KINDS_OF_PICTURES, ".csv", ".toml")
+KINDS_OF_FILES = (*PICTURES, ".csv", ".toml")
 
 
 def backtest(path: str, as_json: bool = False, out: str | None = None, machine: str = "") -> str:
@@ -27,8 +26,6 @@ def backtest(path: str, as_json: bool = False, out: str | None = None, machine: 
     """
     if out is not None:
         require_file("--out", out, KINDS_OF_FILES, (path, machine))
-        if out.endswith(KINDS_OF_PICTURES):
-            require_plotting(out)
     outcome = predict_rows(path, machine)
     if out is not None:
         _write(outcome, out, Path(path).name)

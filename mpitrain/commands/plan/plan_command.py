@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 from mpitrain.commands.declared_options import options_given, refuse_options
+from mpitrain.commands.output_file import require_file
 from mpitrain.commands.plan.backtest import backtest
 from mpitrain.commands.plan.plan_variants import counts_of
 from mpitrain.commands.plan.planner import make_plan, scaling
-from mpitrain.commands.plan.timeline_file import require_timeline
+from mpitrain.commands.plan.timeline_file import KINDS
 from mpitrain.commands.requests import PlanRequest
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.inputs import is_there, shown
@@ -37,7 +38,7 @@ def _refuse_idle(request: PlanRequest) -> None:
     if request.rows is not None:
         raise ConfigError(f"found {shown(request.rows)} after CONFIG; needed one file, or backtest before it")
     if request.timeline is not None:
-        require_timeline(request.timeline)
+        require_file("--timeline", request.timeline, KINDS)
     if request.json:
         refuse_options(request, ("--explain",), "does nothing with --json; leave one of them out")
     if request.tokens is None:

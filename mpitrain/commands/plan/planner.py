@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mpitrain import config as settings
 from mpitrain.cluster.progress_bar import ProgressBar
-from mpitrain.commands.output_file import as_csv, require_file, require_plotting, write
+from mpitrain.commands.output_file import as_csv, require_file, write
 from mpitrain.commands.plan.plan_variants import ScalingPoint, changes, layout_rows, scaling_text
 from mpitrain.commands.plan.timeline_file import write_timeline
 from mpitrain.commands.requests import PlanRequest
@@ -131,8 +131,6 @@ def _require_files(asked: PlanRequest, given: LoadedConfig) -> None:
         require_file("--out", asked.out, (".toml",), read)
     if asked.all is not None:
         require_file("--all", asked.all, (".csv", ".svg", ".png"), [*read, asked.timeline])
-        if not asked.all.endswith(".csv"):
-            require_plotting(asked.all, "--all")
 
 
 def _read(asked: PlanRequest) -> LoadedConfig:

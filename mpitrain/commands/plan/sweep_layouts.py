@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from mpitrain import config as settings
 from mpitrain.comm.base.world import World
-from mpitrain.commands.output_file import as_csv, require_file, require_plotting, write
+from mpitrain.commands.output_file import as_csv, require_file, write
 from mpitrain.commands.requests import SweepRequest
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
@@ -58,7 +58,6 @@ def require_files(asked: SweepRequest) -> None:
         require_file("--out", asked.out, (), (asked.config, asked.file, asked.machine, asked.svg))
     if asked.svg is not None:
         require_file("--svg", asked.svg, (".svg",), (asked.config, asked.file))
-        require_plotting(asked.svg, "--svg")
 
 
 def machine_name(asked: SweepRequest) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.output_file import write
 from mpitrain.plan.predict.step_time.predicted_timeline import PredictedTimeline
 from mpitrain.schedules.actions import COMPUTE, SENDS
 from mpitrain.schedules.lowering.needs import partner
@@ -17,13 +17,6 @@ from mpitrain.schedules.lowering.needs import partner
 KINDS = (".json", ".svg")
 INSIDE = 1e-3  # of a computation: an arrow begins so much before its end
 Event = dict[str, Any]
-
-
-def require_timeline(path: str) -> None:
-    """Raise ConfigError unless a timeline can be written there."""
-    require_file("--timeline", path, KINDS)
-    if Path(path).suffix == ".svg":
-        require_plotting(path)
 
 
 def write_timeline(path: str, predicted: PredictedTimeline, title: str) -> None:

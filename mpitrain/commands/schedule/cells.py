@@ -25,10 +25,7 @@ MOST_SHAPES = 20_000  # above it an .svg holds them as pixels
 
 @dataclass(frozen=True)
 class Look:
-    """How cells differ.
-
-    chunks: the stages of each rank; tints tell them apart, or else the segments of a sequence.
-    """
+    """How cells differ. chunks: stages of each rank, which tints tell apart; else segments."""
 
     chunks: tuple[tuple[int, ...], ...]
     segments: int = 1

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.commands.declared_options import options_given, refuse_options
-from mpitrain.commands.output_file import require_file, require_plotting, write
+from mpitrain.commands.output_file import require_file, write
 from mpitrain.commands.requests import ScheduleRequest
 from mpitrain.commands.schedule.request import Request, play
 from mpitrain.commands.schedule.text import as_json, as_text
@@ -45,7 +45,6 @@ class Files(NamedTuple):
         """Refuse what can't be written, before anything is computed. read: a table of the user's own."""
         if self.out is not None:
             require_file("--out", self.out, KINDS_OF_FILES, (read, self.table))
-            require_plotting(self.out)
         if self.table is not None:
             require_file("--table", self.table, KINDS_OF_TABLES, (read,))
 

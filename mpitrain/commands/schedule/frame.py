@@ -34,12 +34,7 @@ NAMES = {
 
 
 class Frame:
-    """A figure that is filled from top to bottom.
-
-    heights: of its axes.
-    titled: the first of them has a title.
-    num_lines: below the title of the figure.
-    """
+    """A figure filled from the top: head of num_lines, axes of heights; titled: the first is."""
 
     def __init__(
         self, timeline: Timeline, look: Look, heights: list[float], titled: bool = False, num_lines: int = 2

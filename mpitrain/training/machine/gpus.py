@@ -38,11 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """All that this process sees, by index.
-
-    use: makes one the device of the calling thread.
-    kind: what torch calls such devices.
-    """
+    """All that this process sees, by index. use: makes one the thread's. kind: torch's name."""
 
     vendor: str | None  # cuda, rocm; None if there is none
     seen: tuple[Gpu, ...]

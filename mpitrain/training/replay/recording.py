@@ -54,11 +54,7 @@ def gradients_of(actor: Actor) -> list[tuple[str, int, int, int]]:
 
 
 class Recording:
-    """Writes the part of this rank in one step. Given to Actor.run_step. A tap.
-
-    facts: of the step, for `about`: JSON can hold them.
-    failed: why there is no file, if there is none.
-    """
+    """A tap that writes one rank's step. facts: JSON for `about`. failed: why there is no file."""
 
     def __init__(self, path: Path, actor: Actor, rows: TokenRows, facts: dict[str, Any]):
         self._path = path
