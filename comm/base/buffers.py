@@ -31,14 +31,8 @@ SUMMED = (  # dtypes of tensors
     "uint16", "uint8",
 )  # fmt: skip
 MOVED = (
-    *SUMMED,
-    "bool",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-)
+    *SUMMED, "bool", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+)  # fmt: skip
 # torch can't add what stands first
 SIGNED = {"torch.uint64": "int64", "torch.uint32": "int32", "torch.uint16": "int16"}
 
@@ -59,7 +53,6 @@ def flat(x: Array, *, written: bool = False, summed: bool = False) -> Array:
 
     written: the operation writes it.
     summed: it adds elements.
-
     Raises DtypeError if `x` can't be sent as the bytes in its memory, or that can't be done; by `x`
     alone, so alike on all ranks whose buffers are alike.
     """

@@ -78,7 +78,6 @@ class Launcher:
 
     sizes: the first that is there says how many ranks.
     starters: names of the processes that start its ranks.
-
     counts: whether its variables are of this process, by the environment and the nearest process
     above that starts ranks, if there is one.
     of_mpi: whether MPI looks for it by its variables.
@@ -165,34 +164,15 @@ def _is_task(environment: Mapping[str, str], starter: Process | None) -> bool:
 
 OF_PMIX = ("prterun", "prted", "prte", "orterun", "orted", "mpirun", "mpiexec")
 LAUNCHERS = (
-    Launcher(
-        OPEN_MPI,
-        "OMPI_COMM_WORLD_RANK",
-        ("OMPI_COMM_WORLD_SIZE",),
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        OF_PMIX,
-        _has_folder,
-    ),
-    Launcher(
-        "a PMI launcher (MPICH's mpirun, srun)",
-        "PMI_RANK",
-        ("PMI_SIZE",),
-        "MPI_LOCALNRANKS",
-        ("hydra_pmi_proxy", "flux-shell", "slurmstepd"),
-        _has_server,
-    ),
+    Launcher(OPEN_MPI, "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), "OMPI_COMM_WORLD_LOCAL_SIZE",
+             OF_PMIX, _has_folder),
+    Launcher("a PMI launcher (MPICH's mpirun, srun)", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALNRANKS",
+             ("hydra_pmi_proxy", "flux-shell", "slurmstepd"), _has_server),
     Launcher("flux run", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), "", ("flux-shell",), _is_task, of_mpi=False),
-    Launcher(
-        "srun",
-        "SLURM_PROCID",
-        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
-        "",
-        ("slurmstepd",),
-        _is_step,
-        of_mpi=False,
-    ),
+    Launcher("srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "",
+             ("slurmstepd",), _is_step, of_mpi=False),
     Launcher("a PMIx launcher", "PMIX_RANK", (), "", OF_PMIX, _has_folder),
-)
+)  # fmt: skip
 RANKS = tuple(launcher.rank for launcher in LAUNCHERS)
 SIZES = tuple(name for launcher in LAUNCHERS for name in launcher.sizes)
 STARTERS = {name for launcher in LAUNCHERS for name in launcher.starters}

@@ -91,9 +91,7 @@ class World:
     Every call is collective over all ranks; meanwhile `place` says what it is for.
 
     node_cores: that the ranks of this node may use, together.
-
     in_flight: messages that were under way when a rank died: MPI may still write into their buffers.
-
     is_asked: returns whether this rank was asked to leave; beat() tells rank 0 of the others.
     """
 

@@ -120,7 +120,6 @@ def choose(
     said: what this MPI says of the memory of the device.
     trial: has a child process try it, and returns how that failed, nothing if it didn't; it is
     called on the first rank of each node, once, if at all.
-
     Raises MeshError, alike on all ranks.
     """
     if wanted == "staged":

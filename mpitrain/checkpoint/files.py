@@ -158,7 +158,6 @@ def creating(
     """Yield a new HDF5 file, and what fills it; it is on the disk when the block ends.
 
     each: called with what is done next.
-
     Raises OSError.
 
     synced: or else it is only written; a file of a disk that nobody reads after a crash, in a

@@ -17,6 +17,7 @@ little-endian, offsets have 8 bytes.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from mpitrain.checkpoint.hdf5_bytes import UNDEFINED, Bytes, Cursor, ForeignError
@@ -29,30 +30,6 @@ SUPERBLOCK_BYTES = 48
 MOST_OBJECTS = 1_000_000  # a model of 100,000 parameters has fewer in its index
 MOST_CHARACTERS = 1000  # of a path: groups in groups make a small file large in memory
 MOST_DIMS = 32  # as HDF5
-NIL = 0x00
-DATASPACE = 0x01
-LINK_INFO = 0x02
-DATATYPE = 0x03
-FILL = 0x05
-LINK = 0x06
-LAYOUT = 0x08
-GROUP_INFO = 0x0A
-ATTRIBUTE = 0x0C
-CONTINUATION = 0x10
-ATTRIBUTE_INFO = 0x15
-KNOWN = {
-    NIL,
-    DATASPACE,
-    LINK_INFO,
-    DATATYPE,
-    FILL,
-    LINK,
-    LAYOUT,
-    GROUP_INFO,
-    ATTRIBUTE,
-    CONTINUATION,
-    ATTRIBUTE_INFO,
-}
 REFUSED = {0x07: "external storage", 0x0B: "a filter", 0x11: "an old group", 0x16: "more than one link"}
 LINK_KINDS = {1: "a soft link", 64: "an external link"}
 CONTIGUOUS, VIRTUAL = 1, 3
@@ -62,6 +39,25 @@ VARIABLE_LENGTH = 9
 # of a collection and of each object; HDF5 makes no smaller collection
 HEAP_HEAD_BYTES = 16
 LEAST_HEAP_BYTES = 4096
+
+
+class HeaderMessage(IntEnum):
+    """What the header of an object has messages of, in files that mpitrain writes."""
+
+    NIL = 0x00
+    DATASPACE = 0x01
+    LINK_INFO = 0x02
+    DATATYPE = 0x03
+    FILL = 0x05
+    LINK = 0x06
+    LAYOUT = 0x08
+    GROUP_INFO = 0x0A
+    ATTRIBUTE = 0x0C
+    CONTINUATION = 0x10
+    ATTRIBUTE_INFO = 0x15
+
+
+KNOWN = frozenset(HeaderMessage)
 
 
 @dataclass(frozen=True)
@@ -128,9 +124,9 @@ class Hdf5File(Bytes):
                 raise ForeignError(
                     f"{path or '/'} has {REFUSED.get(min(unknown), f'a message of type {min(unknown)}')}"
                 )
-            if ATTRIBUTE in kinds and path:
+            if HeaderMessage.ATTRIBUTE in kinds and path:
                 raise ForeignError(f"{path} has an attribute")
-            if LINK_INFO in kinds:
+            if HeaderMessage.LINK_INFO in kinds:
                 self._read_attributes(messages)
                 links = [(f"{path}/{name}".removeprefix("/"), at) for name, at in self._links(path, messages)]
                 waiting += [link for link in links if path or self._only in ("", link[0])]
@@ -157,7 +153,7 @@ class Hdf5File(Bytes):
                 body = Cursor(block.take(size))
                 if how & 2:
                     raise ForeignError("a header shares a message with another one")
-                if kind == CONTINUATION:
+                if kind == HeaderMessage.CONTINUATION:
                     at = body.number(8)
                     count = body.number(8)
                     blocks.append(self.block(at, count, b"OCHK"))
@@ -167,9 +163,9 @@ class Hdf5File(Bytes):
     def _links(self, path: str, messages: list[tuple[int, Cursor]]) -> Iterator[tuple[str, int]]:
         """Yield name and address of the objects in a group."""
         for kind, body in messages:
-            if kind == LINK:
+            if kind == HeaderMessage.LINK:
                 yield self._link(path, body)
-            elif kind == LINK_INFO:
+            elif kind == HeaderMessage.LINK_INFO:
                 body.expect(b"\0\0", f"group {path}")  # no order of creation
                 heap = body.number(8)
                 names = body.number(8)
@@ -196,15 +192,17 @@ class Hdf5File(Bytes):
         return name, body.number(8)
 
     def _dataset(self, path: str, messages: list[tuple[int, Cursor]]) -> Dataset:
-        body_by_kind = {kind: body for kind, body in messages if kind not in (NIL, FILL)}
-        wanted = {DATASPACE, DATATYPE, LAYOUT}
-        if body_by_kind.keys() - {ATTRIBUTE_INFO} != wanted or sum(
+        body_by_kind = {
+            kind: body for kind, body in messages if kind not in (HeaderMessage.NIL, HeaderMessage.FILL)
+        }
+        wanted = {HeaderMessage.DATASPACE, HeaderMessage.DATATYPE, HeaderMessage.LAYOUT}
+        if body_by_kind.keys() - {HeaderMessage.ATTRIBUTE_INFO} != wanted or sum(
             kind in wanted for kind, _ in messages
         ) != len(wanted):
             raise ForeignError(f"{path} is neither a group nor a dataset")
-        shape = _shape(path, body_by_kind[DATASPACE])
-        datatype = _datatype(body_by_kind[DATATYPE])
-        layout = body_by_kind[LAYOUT]
+        shape = _shape(path, body_by_kind[HeaderMessage.DATASPACE])
+        datatype = _datatype(body_by_kind[HeaderMessage.DATATYPE])
+        layout = body_by_kind[HeaderMessage.LAYOUT]
         version = layout.number(1)
         kind = layout.number(1)
         if version not in (3, 4) or kind not in (CONTIGUOUS, VIRTUAL):
@@ -222,10 +220,10 @@ class Hdf5File(Bytes):
 
     def _read_attributes(self, messages: list[tuple[int, Cursor]]) -> None:
         for kind, body in messages:
-            if kind == ATTRIBUTE_INFO:
+            if kind == HeaderMessage.ATTRIBUTE_INFO:
                 body.take(body.left - 16)
                 body.expect(b"\xff" * 16, "a place for many attributes")
-            if kind != ATTRIBUTE:
+            if kind != HeaderMessage.ATTRIBUTE:
                 continue
             body.expect(b"\x03\0", "an attribute")
             sizes = [body.number(2) for _ in range(3)]

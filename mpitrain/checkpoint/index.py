@@ -61,7 +61,6 @@ def write_index(
     """Write the index of a step and its seal, both synced.
 
     meta: what read_meta() takes.
-
     Raises OSError, ForeignError.
 
     It is made in memory, since it takes hundreds of small writes.

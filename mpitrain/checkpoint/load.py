@@ -76,7 +76,6 @@ def verified(
     """Verify a part of a step; return the step, its meta and the configuration it was saved with.
 
     each: called with the name of each chunk that is read.
-
     Raises CheckpointError; of the whole step, whoever reads only a part of it, for its index, the
     sizes of its shards, and what is needed.
     """

@@ -40,7 +40,6 @@ class Policy:
 
     every: steps that it divides are kept; 0: none for that.
     best: how many are kept.
-
     back: of the steps that it divides the newest is kept; 0: none for that.
     by: the metric of the best ones.
     """

@@ -95,7 +95,6 @@ def write_shard(
     integers, and bits of bf16 as `bits.view(BF16)`. Not changed, and not needed after the return.
     each: called with what is done next. staging: a file to write first, not synced, and then to
     copy: large writes in their order for a file system that wants these.
-
     Raises CheckpointError.
     """
     parts = [_place(name, *part) for name in sorted(arrays) for part in _parts(arrays[name])]
@@ -134,7 +133,6 @@ def commit(
     without it, a lost shard is noticed only if it held part of an array that others hold too. A
     step that was committed before is replaced. each: as above.
     about: who writes it. expected: the root digest that it has to have, if that is known.
-
     Raises CheckpointError when the shards leave a gap in an array or overlap, meta lacks a key, or
     the digest is another: the step is then not committed.
     """

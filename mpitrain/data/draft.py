@@ -45,7 +45,6 @@ class Kept(msgspec.Struct, frozen=True):
 
     digest, ends: xxh3-128 of the first `count` tokens, and of the ends of all documents but the
     last.
-
     after: where the next document begins.
     unscored: digest of the runs of tokens without loss; num_unscored: twice as many as these.
     """

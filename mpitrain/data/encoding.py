@@ -74,7 +74,6 @@ def encoded(
     """Yield each document with its ids, in their order.
 
     each: called with each piece that is encoded.
-
     Raises DataError for ids of a source that can't be the tokenizer's.
     """
     parts = list[np.ndarray]()

@@ -96,7 +96,6 @@ def end_of_text(
     """Return the token between two documents; None if nothing stands there.
 
     asked: data.end_of_text.
-
     Raises DataError.
     """
     if asked is not None:
@@ -117,7 +116,6 @@ def begin_of_text(
     """Return the token before each document; None if there is none.
 
     asked: data.begin_of_text.
-
     Raises DataError.
 
     first: what the tokenizer itself puts in front of a text.

@@ -44,7 +44,6 @@ class Description(msgspec.Struct, frozen=True):
 
     digest: xxh3-128 of its bytes.
     ends: that of ends.bin; "": none, of tokens of form 1.
-
     copies_apart: copies of held-out documents aren't trained on; conversations_whole: none is cut for
     validation. Runs begun before that keep their split.
     unscored: digest of unscored.bin, "": there is none.  num_unscored: the runs in it.

@@ -38,7 +38,6 @@ class BuildContext:
     """tp, cp: the axes, or None where all of each layer, or of the sequence, is here.
 
     rotaries: the tables of each kind.
-
     experts, tokens: the axes of the experts and of the same sequences, or None where all are here.
     experts_near, experts_far: those of rows that go to nodes first, or None.
     functions: what is computed between products.

@@ -99,7 +99,6 @@ class Tape:
         """Return x @ parameter.T for each parameter; their gradients are deferred.
 
         recompute: makes x again, or will have it, so that it needn't be kept.
-
         fp8_products: multiply in fp8.
         """
         if fp8_products:

@@ -39,7 +39,6 @@ class Offloaded:
     """The optimisers of all loads, as one.
 
     make: makes one of pieces whose weights and gradients are in host memory.
-
     whole: everything is one load, for an optimiser that takes its pieces in an order of its own.
     cores: that compute an update, where a device computes the rest.
     """

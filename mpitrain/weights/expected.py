@@ -98,7 +98,6 @@ class ExpectedDigests:
         """Take rows of what one tensor has of a weight: as the checkpoint has them, and as they are written.
 
         exact: the cast has changed none of them.
-
         Raises CheckpointError for a chunk that isn't what was saved, WeightsError for what isn't finite.
         """
         name = PARAMETERS + weight.name

@@ -61,7 +61,6 @@ class ModelFolder:
     names: of all tensors, each with the file it is in.
     companions: names of the files that are there of COMPANIONS, and of TEMPLATES.
     wrappers: what the tensors' names in the files have besides, such as "_orig_mod.".
-
     Raises WeightsError for whatever is none, before any tensor is read.
     """
 

@@ -73,7 +73,6 @@ class SafetensorsFile:
     """An open file, of which any rows of any tensor can be read. Owns its descriptor until close().
 
     entries: its tensors, by name.
-
     Raises WeightsError for whatever is no such file.
     """
 

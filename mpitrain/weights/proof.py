@@ -62,7 +62,6 @@ def read_back(
     """Read some weights of an export, by their numbers, and return the digests of their chunks.
 
     expected: which they have to have. each: hears how many bytes were read.
-
     Raises ExportError for the first number that isn't the checkpoint's.
     """
     source = FolderSource(folder, matched, plan.config)

@@ -202,7 +202,7 @@ def _vocabulary_off_by_one(patch):
 def _copies_counted_in_the_norm(patch):
     from mpitrain.actor.reductions import Gradients
 
-    patch.setattr(Gradients, "_counts", lambda self, number, bucket, piece: True)
+    patch.setattr(Gradients, "_counts_or_replicates", lambda self, number, bucket, spec: True)
 
 
 def _one_bucket_not_reduced(patch):

@@ -293,7 +293,6 @@ def kept_by_core(
 
     heads, kv_heads: of this rank.
     value_width: of a head's result.
-
     side_by_side: queries lie with the heads of a position side by side, whatever tp sends.
     by_tiles: by kernels/attention_tiles.py, as always with cp. Tiles, and torch's own
     attention, which is taken for all but bf16, keep the log-sum-exp and their result, and what the

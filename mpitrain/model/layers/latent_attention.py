@@ -63,7 +63,6 @@ class LatentAttention(Layer):
 
     rope: of the features with positions.
     depth, eps: as in attention.py.
-
     q_rank, kv_rank: widths of the latent vectors; q_rank 0: queries have none.
     latent_eps: of the norms of latent vectors; None: eps.
     """
