@@ -24,6 +24,7 @@ from mpitrain.measuring import device, node_links, storage
 from mpitrain.measuring.device import Samples
 from mpitrain.measuring.measured_rounds import doubts_of, measured_in_rounds
 from mpitrain.plan.predict.step_time.machine import (
+    LINKS,
     Figure,
     LinkTable,
     MachineFile,
@@ -181,7 +182,7 @@ class _Filed(NamedTuple):
     def links(self, base: LinkTable) -> LinkTable:
         """Return links, those of `base` where none were measured."""
         changes: dict[str, Figure | float] = {}
-        for name in ("inside", "between", "pair"):
+        for name in LINKS:
             if f"links.{name}" in self.figures:
                 peak = getattr(self.like.links, name) if self.like else None
                 changes[name] = self.figure(f"links.{name}", peak)

@@ -12,13 +12,13 @@ from mpitrain.comm.collectives import all_gather, barrier, reduce_scatter
 from mpitrain.comm.device.gpu_support import Way
 from mpitrain.comm.mesh import Mesh
 from mpitrain.measuring.device import REPEATS_OF_LINKS, Samples
+from mpitrain.plan.predict.step_time.machine import LINKS
 
 # numbers of fp32, whose time is that of their bytes; on a CPU as many as a bucket has: a cache holds them
 LONG = {"cuda": 1 << 24, "cpu": 1 << 21}
 SHORT = 1 << 8  # the time is that of the hops
 IN_A_ROW = 16  # short ones for one value: what wakes a rank late, or early, is in each alike
 TIMEOUT_S = 120.0
-KINDS = ("inside", "between", "pair")
 
 
 def axes_of(world: World) -> dict[str, list[int]]:
@@ -32,7 +32,7 @@ def axes_of(world: World) -> dict[str, list[int]]:
     between = [node[mine.index(world.rank)] for node in nodes] if alike else [world.rank]
     place = mine.index(world.rank) // 2 * 2
     pair = list(mine[place : place + 2]) if alike and len(mine) >= 4 and len(mine) % 2 == 0 else [world.rank]
-    return dict(zip(KINDS, (list(mine), between, pair)))
+    return dict(zip(LINKS, (list(mine), between, pair)))
 
 
 def mesh_of(world: World, way: Way) -> Mesh:
@@ -42,7 +42,7 @@ def mesh_of(world: World, way: Way) -> Mesh:
 
 def measured(mesh: Mesh, device: torch.device) -> Iterator[Samples]:
     """Yield bytes/s of each kind of link while all ranks send, and the seconds of a hop. Collective."""
-    for name in KINDS:
+    for name in LINKS:
         if mesh[name].size > 1:
             yield Samples(f"links.{name}", _bandwidths(mesh[name], device))
             yield Samples(f"links.{name}_latency_s", _latencies(mesh[name], device))

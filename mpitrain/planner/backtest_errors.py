@@ -199,7 +199,6 @@ def report(outcome: BacktestOutcome) -> dict[str, Any]:
         "share_of_complete_rows_predicted": len(rows) / complete if complete else math.nan,
         "names_a_half": any(each.row.fitted is not None for each in rows),
         "systems": _systems(outcome, held_out),
-        "regimes": {name: _errors(own, "calibrated") for name, own in _by(held_out, _regime).items()},
         "bars": _bars(held_out),
         "machines": _machines(counted),
         "by_row": by_row(outcome),

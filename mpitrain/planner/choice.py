@@ -87,7 +87,10 @@ def choose_layouts(
     given, origins = loaded
     limit = _limit(given, ranks, node_ranks)
     rates = rates_of(given, node_ranks)._replace(memory_bytes=limit.num_bytes)
-    rates, limit = _changed(rates, limit, changed)
+    for each in changed:
+        rates = each.on(rates)
+    if rates.memory_bytes != limit.num_bytes:
+        limit = limit._replace(total_bytes=rates.memory_bytes * limit.ranks)
     _refuse_type(given, rates)
     model = model_of(given)
     space = _space(loaded, ranks, rates)._replace(may_offload=_may_offload(loaded, rates))
@@ -106,17 +109,6 @@ def choose_layouts(
     if space.may_offload and chosen[0].candidate.layout.offload_optimizer:
         notes.append(OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}")
     return PlannedLayouts(ranks, model, rates, found, chosen, limit.usable, notes, space.fixed)
-
-
-def _changed(
-    rates: MachineRates, limit: MemoryLimit, changed: Sequence[WhatIf]
-) -> tuple[MachineRates, MemoryLimit]:
-    """Return a machine with other figures, and what a rank of it may hold."""
-    for each in changed:
-        rates = each.on(rates)
-    if rates.memory_bytes == limit.num_bytes:
-        return rates, limit
-    return rates, limit._replace(total_bytes=rates.memory_bytes * limit.ranks)
 
 
 def _refuse_type(given: Config, rates: MachineRates) -> None:

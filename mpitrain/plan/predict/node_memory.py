@@ -11,7 +11,7 @@ from mpitrain.plan.declared.parameters import EXPERT, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domain_of, domains_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory import MemoryUsage, moment_bytes, predict_rank, weights_of_rank
+from mpitrain.plan.predict.memory import moment_bytes, predict_rank, weights_of_rank
 
 
 def require_memory(plan: Plan, training: bool = True) -> None:
@@ -70,7 +70,7 @@ def require_gpu_memory(
     usages = {rank: predict_rank(plan, rank, on_gpu=True) for rank in set(pipeline_ranks)}
     of_experts = bool(plan.config.experts.count)
     uncounted = {
-        rank: usage.working + usage.messages + of_experts * _activations(usage)
+        rank: usage.working + usage.messages + of_experts * (usage.activations + usage.recomputed)
         for rank, usage in usages.items()
     }
     needed = sum(usages[rank].on_device - uncounted[rank] for rank in pipeline_ranks)
@@ -95,10 +95,6 @@ def _require_weights(plan: Plan, pipeline_ranks: Sequence[int], name: str, found
             f"{len(pipeline_ranks)} ranks keep {needed / 2**30:,.1f} GiB of weights on {name}, which has "
             f"{found_bytes / 2**30:,.1f} GiB; start more ranks on more GPUs, or set parallel.zero = 3"
         )
-
-
-def _activations(usage: MemoryUsage) -> int:
-    return usage.activations + usage.recomputed
 
 
 def _finds_a_gpu() -> bool:

@@ -23,7 +23,7 @@ import msgspec
 
 from mpitrain.config import Comm
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts, ResolvedParallel
+from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts
 from mpitrain.plan.declared.traffic import Started, Traffic
 from mpitrain.plan.settings.experts import open_to_token, positions, rows_at_once
 from mpitrain.plan.settings.job_ranks import JobRanks
@@ -54,7 +54,7 @@ def resolve_dispatch(config: ResolvedConfig, ranks: JobRanks) -> tuple[ResolvedE
     if not experts.count:
         return experts, config.comm
     chosen = experts.dispatch
-    obstacle = _obstacle(parallel, ranks)
+    obstacle = obstacle_to_nodes(parallel.ep, parallel.etp, ranks)
     if chosen == "hierarchical" and obstacle:
         raise ConfigError(f'experts.dispatch = "hierarchical": {obstacle}; use "flat" or "auto"')
     chosen = ("flat" if obstacle else "hierarchical") if chosen == "auto" else chosen
@@ -69,10 +69,10 @@ def resolve_dispatch(config: ResolvedConfig, ranks: JobRanks) -> tuple[ResolvedE
     return experts, comm
 
 
-def _obstacle(parallel: ResolvedParallel, job: JobRanks) -> str:
-    """Say why rows can't go to nodes first, or nothing."""
-    ranks, node_ranks = parallel.ep * parallel.etp, job.node_ranks
-    spread = f"parallel.ep x parallel.etp = {parallel.ep} x {parallel.etp}"
+def obstacle_to_nodes(ep: int, etp: int, job: JobRanks) -> str:
+    """Say why rows of experts can't go to nodes first, or nothing."""
+    ranks, node_ranks = ep * etp, job.node_ranks
+    spread = f"parallel.ep x parallel.etp = {ep} x {etp}"
     if job.num_nodes == 1:
         return "all ranks are on one node"
     if not node_ranks:
@@ -81,10 +81,8 @@ def _obstacle(parallel: ResolvedParallel, job: JobRanks) -> str:
         return f"the {ranks} ranks of {spread} are on one node, of {node_ranks}"
     if ranks % node_ranks:
         return f"{spread} = {ranks} ranks are no whole number of nodes, of {node_ranks} ranks each"
-    if node_ranks % parallel.etp:
-        return (
-            f"parallel.etp = {parallel.etp} divides an expert over several nodes, of {node_ranks} ranks each"
-        )
+    if node_ranks % etp:
+        return f"parallel.etp = {etp} divides an expert over several nodes, of {node_ranks} ranks each"
     return ""
 
 

@@ -16,12 +16,14 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, limit_of_rank, require_limit
 from mpitrain.plan.predict.process_memory import BEFORE_A_MODEL
-from mpitrain.plan.predict.step_time.layout import can_go_by_node, require_possible
+from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import ON_CPU, ON_GPU, MachineRates, rates_of
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.plan.predict.step_time.step import Prediction, is_defined, predict_step
 from mpitrain.plan.predict.step_time.step_model import StepModel, step_model
+from mpitrain.plan.settings.dispatch import obstacle_to_nodes
+from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.schedules.catalog import SIMPLEST
 from mpitrain.schedules.families.interleaved import INTERLEAVED
 
@@ -107,6 +109,11 @@ class Judged(NamedTuple):
     found: Prediction
     memory_is_known: bool
 
+    def goes_by_node(self, layout: StepLayout) -> bool:
+        """Return whether experts' rows can go to nodes first, which experts.dispatch = "auto" then has."""
+        job = JobRanks.filling(layout.ranks, self.machine.ranks_per_node)
+        return not obstacle_to_nodes(layout.ep, layout.etp, job)
+
     @property
     def of_tensors(self) -> int:
         """Bytes of memory that tensors may take: formulas know nothing else of a process."""
@@ -168,7 +175,7 @@ class Judged(NamedTuple):
             layout = layout._replace(zero=1)
         if layout.pp > 1 and self.layout.pp == 1:
             layout = layout._replace(schedule=SIMPLEST, chunks=1)
-        if layout.dispatch == "hierarchical" and not can_go_by_node(layout, self.machine.ranks_per_node):
+        if layout.dispatch == "hierarchical" and not self.goes_by_node(layout):
             layout = layout._replace(dispatch="alltoall")
         return layout
 
@@ -212,12 +219,9 @@ def _context_beyond_node(judged: Judged) -> str:
         return ""
     most = max(1, node // layout.tp)
     cp = _divisor(layout.cp, most)
-    kinds = [kind for kind in ("zigzag", "gather", "ulysses") if kind != layout.context]
-    others = {
-        f'parallel.context = "{kind}"': judged.changed(context=kind)
-        for kind in kinds
-        if _spreads(judged, kind)
-    }
+    by_heads = ("ulysses",) * (judged.model.sizes.heads % (layout.tp * layout.cp) == 0)
+    kinds = [kind for kind in ("zigzag", "gather", *by_heads) if kind != layout.context]
+    others = {f'parallel.context = "{kind}"': judged.changed(context=kind) for kind in kinds}
     return judged.advised(
         f"parallel.cp = {layout.cp} x tp {layout.tp} is beyond a node of {node}: "
         f"{_percent(judged.share('cp'))} of a step waits for keys and values",
@@ -225,12 +229,6 @@ def _context_beyond_node(judged: Judged) -> str:
         {f"parallel.cp = {cp}": judged.changed(cp=cp), **others},
         f"use cp x tp <= {node}",
     )
-
-
-def _spreads(judged: Judged, kind: str) -> bool:
-    """Return whether a kind of cp can divide this model's heads, as ulysses does."""
-    layout, model = judged.layout, judged.model
-    return kind != "ulysses" or model.sizes.heads % (layout.tp * layout.cp) == 0
 
 
 def _experts_beyond_node(judged: Judged) -> str:
@@ -242,9 +240,8 @@ def _experts_beyond_node(judged: Judged) -> str:
     others = {f"parallel.ep = {ep}": judged.changed(ep=ep)}
     if layout.dispatch != "hierarchical":
         use += ', or experts.dispatch = "hierarchical"'
-        if can_go_by_node(layout, node):
-            by_node = judged.changed(dispatch="hierarchical")
-            others['experts.dispatch = "hierarchical"'] = by_node
+        if judged.goes_by_node(layout):
+            others['experts.dispatch = "hierarchical"'] = judged.changed(dispatch="hierarchical")
     if experts.groups_active == experts.groups:
         use += ", or experts.groups, so that a token's experts are on few nodes"
     return judged.advised(

@@ -5,16 +5,6 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.step_model import StepModel
 
 
-def can_go_by_node(layout: StepLayout, node_ranks: int) -> bool:
-    """Return whether experts' rows can go to nodes first, which experts.dispatch = "auto" then has.
-
-    plan/settings/dispatch.py has it so: over several nodes, and whole ones.
-    """
-    spread = layout.ep * layout.etp
-    whole = spread % node_ranks == 0 and node_ranks % layout.etp == 0
-    return layout.ranks > node_ranks and spread > node_ranks and whole
-
-
 def require_possible(layout: StepLayout, model: StepModel) -> None:
     """Raise ConfigError for a layout that can't exist; resolve() refuses those of configurations."""
     inside = layout.tp * layout.cp * layout.pp
