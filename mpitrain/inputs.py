@@ -179,13 +179,7 @@ def _open_folder(folder: int, name: str, path: Path) -> int:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
-    """Open a regular file of a run directory and return its descriptor.
-
-    Raises OSError for anything else, without waiting for it.
-
-    flags: of os.open(); with O_CREAT it is made if there is none.
-    own: as folder_of() has it.
-    """
+    """Open a run's regular file without waiting; return it. own: as folder_of(). Raises OSError."""
     with folder_of(path, own) as (folder, name):
         try:
             kind = _kind_in(folder, name)

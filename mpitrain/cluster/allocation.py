@@ -132,11 +132,7 @@ def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
 
 
 def seconds_of(text: str, name: str = "run.time_limit") -> float:
-    """Return a time limit in seconds. name: what the user calls it.
-
-    Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash, and not
-    nothing.
-    """
+    """Return `[days-]hours:minutes:seconds` in seconds. name: the user's. Raises ConfigError."""
     match = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
     if match is None or not text.strip("0:-"):
         raise ConfigError(

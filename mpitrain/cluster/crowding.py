@@ -5,21 +5,15 @@ import os
 from mpitrain.errors import counted
 
 HINTS = {
-    "MPICH": (
-        "MPIR_CVAR_POLLS_BEFORE_YIELD",
-        "MPIR_CVAR_POLLS_BEFORE_YIELD=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE=true",
-    ),
-    "Open MPI": ("OMPI_MCA_mpi_yield_when_idle", "OMPI_MCA_mpi_yield_when_idle=true"),
+    "MPICH": "MPIR_CVAR_POLLS_BEFORE_YIELD=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE=true",
+    "Open MPI": "OMPI_MCA_mpi_yield_when_idle=true",
 }
 MANY = 32  # ranks on a node, from which on the memory of each counts
 # with which a rank takes less memory: 5 MB of MPICH's UCX, a megabyte of cells for messages on its
 # node, of which each of many ranks fills few, and 2 MB of Python's docstrings
 SMALLER = {
-    "MPICH": (
-        "MPIR_CVAR_CH4_NETMOD",
-        "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_CH4_ROOTS_ONLY_PMI=1 "
-        "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_NUM_CELLS=8 PYTHONOPTIMIZE=2",
-    )
+    "MPICH": "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_CH4_ROOTS_ONLY_PMI=1 "
+    "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_NUM_CELLS=8 PYTHONOPTIMIZE=2",
 }
 
 
@@ -46,7 +40,7 @@ def many(vendor: str, ranks: int, cores: int) -> str:
     )
 
 
-def _unset(hints: dict[str, tuple[str, str]], vendor: str) -> str:
+def _unset(hints: dict[str, str], vendor: str) -> str:
     """Return the settings of a vendor, if its first variable isn't set."""
-    variable, settings = hints.get(vendor, ("", ""))
-    return "" if variable in os.environ else settings
+    settings = hints.get(vendor, "")
+    return "" if settings.partition("=")[0] in os.environ else settings

@@ -101,11 +101,7 @@ class Guard:
     # ------------------------------------------------------------ how a rank ends
 
     def leave(self, code: int) -> None:
-        """End in good order, with this exit code. Collective over all ranks.
-
-        Open MPI's launcher, asked to end, kills ranks in MPI_Finalize and drops what they have
-        said: the watchdog says it before.
-        """
+        """End in good order; say all before MPI_Finalize: Open MPI drops it there. Collective."""
         self.place.enter("end", "in MPI_Finalize" if self.finalizes else "leaving", WAITING)
         if self.requests.num_asked and code == STOPPED_EARLY and self.place.saved != NOT_KNOWN:
             self._say_left()

@@ -53,12 +53,7 @@ class OpenStreams:
 
 
 def begin(folder: Path, rank: int, num_ranks: int) -> None:
-    """Let this rank write to its log from now on.
-
-    The first one to the console, too, unless that is a terminal and redrawn all the time.
-
-    Raises CheckpointError if the log can't be made.
-    """
+    """Have this rank write to its log; rank 0 to the console, too. Raises CheckpointError."""
     path = folder / f"rank-{rank:05d}.log"
     try:
         with suppress(FileExistsError):

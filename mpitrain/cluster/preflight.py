@@ -70,13 +70,7 @@ def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bo
 
 
 def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> list[Finding]:
-    """Return what there is to say, on all ranks. Collective over `world`.
-
-    device: what this rank computes on.
-    measure: the bandwidth, too.
-
-    Raises CheckpointError, alike on all ranks, if `folder` can't hold a checkpoint.
-    """
+    """Return findings on all ranks. measure: bandwidth, too. Collective; raises CheckpointError."""
     findings = [
         _ranks(world),
         *world.on_first_rank("looking for space", lambda: (_code(), _space(plan, folder))),
@@ -230,12 +224,7 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
 
 
 def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) -> float:
-    """Send from every second rank of `axis` to the next one.
-
-    Return how long this rank's receive took, infinity if it had none. Collective.
-
-    In a turn no rank has two links: it would hold up the one by the other.
-    """
+    """Return how long a receive from the rank before took in a turn; inf: none. Collective."""
     x = np.zeros(num_bytes, np.uint8)
     links = Links(axis, 1, 1)
     to = receiver(axis.rank, axis.size, turn)

@@ -113,12 +113,7 @@ class RunDir:
         )
 
     def undo(self, keep_data: bool = False) -> None:
-        """Release the directory, and remove what take() and the preparation of tokens have made.
-
-        Nothing of the run was written yet.
-
-        keep_data: what is prepared of the tokens, and where it lies, stays for the next start.
-        """
+        """Release the directory; remove what take() and preparation made, but kept data."""
         # without the lock, or after it, the data are another run's
         if self._lock is not None and self._fresh_data and not keep_data:
             import shutil  # with compressors, which ranks do without
@@ -163,11 +158,7 @@ class RunDir:
         require_own(self.path)
 
     def require_same_run(self, config: Config) -> Config | None:
-        """Return the configuration of the run that the directory holds; None if it holds none.
-
-        Raises ConfigError if that run computes something else, CheckpointError for a config.toml of
-        no run.
-        """
+        """Return the run's configuration, None without. Raises ConfigError for another run's."""
         begun = _is_begun(self.path)
         if not self.config.exists():
             if begun:
@@ -274,11 +265,7 @@ class RunDir:
         )
 
     def truncate_metrics(self, step: int) -> str:
-        """Drop the lines after `step`: they are written again, bit for bit; return what is to be said.
-
-        A last line torn by a kill is dropped too. Others that can't be read are kept in
-        metrics.jsonl.damaged. Raises CheckpointError.
-        """
+        """Drop lines after `step`; return what is said of damaged ones. Raises CheckpointError."""
         kept = [line for line in self._unwritten.splitlines(keepends=True) if (step_in(line) or 0) <= step]
         self._unwritten = b"".join(kept)
         try:
@@ -420,11 +407,7 @@ def read_config(path: Path, typed: Collection[str] = ()) -> Config:
 
 
 def read_with_origins(path: Path, typed: Collection[str] = ()) -> LoadedConfig:
-    """Read the resolved configuration of a run directory, which may be a stranger's.
-
-    Nothing in it may lead elsewhere.
-    typed: plug-ins that the user named in this command; another one is refused.
-    """
+    """Read a run's config.toml, perhaps a stranger's. typed: plug-ins that it may name."""
     try:
         require_own(path.parent)
         tree = tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode())

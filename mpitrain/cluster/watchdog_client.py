@@ -251,11 +251,7 @@ class WatchdogClient:
                 )
 
     def look_at(self, now: float) -> None:
-        """Continue a watchdog that is stopped, and speak for one that doesn't answer.
-
-        Only what two looks have found counts: a scheduler that suspends a job stops one process
-        after the other.
-        """
+        """Continue a stopped watchdog, found so twice; speak for one that doesn't answer."""
         if self.undelivered is not None and now > self.undelivered[0]:
             self._speak_for()
         if self.connection is not None and self._pid and now >= self._look_at:

@@ -58,10 +58,7 @@ class ConnectedRank:
 
 
 class Connections:
-    """listener: where ranks connect; None: nobody can any more.
-
-    connected: ranks by the descriptor of their connection.  lives: the same by lifeline.
-    """
+    """listener: None: nobody can come. connected: ranks by descriptor. lives: by lifeline."""
 
     def __init__(self, listener: socket.socket | None, launcher: LauncherProcess):
         self.listener = listener

@@ -15,10 +15,7 @@ PICTURES = (".svg", ".png")  # which matplotlib draws
 
 
 def require_file(option: str, out: str, kinds: Sequence[str] = (), others: Iterable[str | None] = ()) -> None:
-    """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run.
-
-    others: files that the same command reads or writes; one that is the same is refused, too.
-    """
+    """Raise ConfigError unless `out` can be written. others: the command's other files."""
     path = Path(out)
     name = shown(out)
     if kinds:

@@ -79,21 +79,21 @@ class GenerateRequest:
         metavar="FILE",
     )
     tokens: int = option("Tokens to sample.", default=200, type=click.IntRange(1, 1_000_000))
-    temperature: float = option("Sampling temperature; 0: greedy.", default=0.8, type=click.FloatRange(0))
+    temperature: float = option("Sampling temperature; 0: greedy.", default=0.8, type=Finite(0))
     top_k: int = option(
         "Sample from this many most likely tokens; 0: all.", default=0, type=click.IntRange(0, INTEGERS)
     )
     top_p: float = option(
         "Sample from the fewest tokens that reach this total probability.",
-        default=1.0, type=click.FloatRange(0, 1, min_open=True),
+        default=1.0, type=Finite(0, 1, min_open=True),
     )  # fmt: skip
     min_p: float = option(
         "Sample from tokens with at least this share of the top probability.",
-        default=0.0, type=click.FloatRange(0, 1),
+        default=0.0, type=Finite(0, 1),
     )  # fmt: skip
     repetition_penalty: float = option(
         "Above 1: tokens that the text already has become less likely.",
-        default=1.0, type=click.FloatRange(0, min_open=True),
+        default=1.0, type=Finite(0, min_open=True),
     )  # fmt: skip
     stop: tuple[str, ...] = option("Stop before this text; repeatable.", multiple=True, metavar="TEXT")
     seed: int = option("Seed of the sampling.", default=1, type=click.IntRange(0, 2**64 - 1))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mpitrain.errors import CheckpointError, DataError
+from mpitrain.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -30,24 +30,6 @@ class SamplingRules:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-
-    def require(self) -> None:
-        """Raise DataError for numbers that mean nothing."""
-        if not 0 < self.top_p <= 1:
-            raise DataError(
-                f"--top-p {self.top_p}: needed a number above 0, and 1 at most; 1 leaves all tokens"
-            )
-        if not 0 <= self.min_p <= 1:
-            raise DataError(f"--min-p {self.min_p}: needed a number from 0 to 1; 0 leaves all tokens")
-        if not math.isfinite(self.temperature):
-            raise DataError(
-                f"--temperature {self.temperature}: needed a finite number; 0 takes the likeliest token"
-            )
-        if not 0 < self.repetition_penalty < math.inf:
-            raise DataError(
-                f"--repetition-penalty {self.repetition_penalty}: needed a number above 0; above 1 repeats "
-                "less, 1 changes nothing"
-            )
 
     def choose(self, logits_V: torch.Tensor, generator: torch.Generator, before: Sequence[int] = ()) -> int:
         """Return the next token. before: text so far. Raises CheckpointError for NaN logits."""

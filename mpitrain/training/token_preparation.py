@@ -36,11 +36,7 @@ from mpitrain.training.tokenizing import OneTokenizer
 def prepare_tokens(
     path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], object]
 ) -> int:
-    """Prepare the tokens of a configuration; return the exit code.
-
-    Collective over all ranks. Raises InputError alike on all ranks, and StoppedEarly on all when one
-    has to leave: what is prepared is kept.
-    """
+    """Prepare tokens; return the exit code. Collective; raises InputError, StoppedEarly on all."""
     read = attempt(path, overrides)
     world = guard.connect()
     guard.place.enter("start", "checking the configuration", BUSY)

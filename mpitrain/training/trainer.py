@@ -263,10 +263,7 @@ class Trainer:
         return self._end_of_batch() if grows else None
 
     def _keep(self, result: StepResult, line: Mapping[str, Any], saving: bool, is_followed: bool) -> None:
-        """Copy a step in memory, unless it is the last, and save it on disk, as is due.
-
-        A step that is saved is copied, too: until its checkpoint is committed others follow.
-        """
+        """Copy a step in memory, unless it is the last, and save it on disk, as is due."""
         if is_followed and self.memory.due(self.counts.step):
             self.memory.copy(self.counts.step, self.recovery.meta({}))
         if saving:

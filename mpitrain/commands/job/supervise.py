@@ -25,10 +25,7 @@ FORWARDED = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
 
 class _Launches:
-    """The starts of a command. Within the block it hears the signals that end a run, also between two starts.
-
-    asked: the last of them, 0 for none.
-    """
+    """Starts of a command; hears signals between them, too. asked: the last signal, or 0."""
 
     def __init__(self) -> None:
         self.asked = 0

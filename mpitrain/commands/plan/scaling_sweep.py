@@ -105,10 +105,7 @@ def _numbers(typed: str | None, size: int) -> list[int]:
 
 
 def _plans_of(asked: SweepRequest, layout: str, over: Sequence[int], world: World) -> list[ToScale]:
-    """Return the plans of a layout; an open batch is what one of the numbers of ranks takes.
-
-    With strong scaling that is the largest number, whose ranks all need sequences.
-    """
+    """Return a layout's plans; an open batch fits one number of ranks (strong: the largest)."""
     open_batch = config_of(asked, layout).config.batch.global_ == 0
     reference = over[-1] if asked.scaling == "strong" and open_batch else over[0]
     batch = _plan(asked, layout, reference, 0, world).config.batch.global_

@@ -16,10 +16,7 @@ from mpitrain.report.loggers.catalog import LoggedRun
 
 
 class TensorBoardLogger:
-    """An event file. Those of earlier starts are removed, unless their steps aren't given again.
-
-    The digest of the configuration is part of the name: with other keys all is written anew.
-    """
+    """An event file, named by the configuration's digest; a start that resumes adds another."""
 
     def __init__(self, run: LoggedRun):
         now = clock.time()

@@ -112,10 +112,7 @@ class RecomputeCheck:
 
 
 def _judge(reports: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdict:
-    """Return the verdict: who computed differently, and whether the run continues.
-
-    reports: of each rank (node, its own difference, third pass like the first, like the second).
-    """
+    """Return the verdict of reports (node, difference, third like first, third like second)."""
     transient = any(all(repeated) for repeated in list(zip(*reports))[2:])
     named = [
         f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(reports) if event

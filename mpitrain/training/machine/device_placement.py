@@ -46,13 +46,7 @@ CPU = DevicePlacement(torch.device("cpu"))
 
 
 def place(plan: Plan, world: World, training: bool = True) -> DevicePlacement:
-    """Choose this rank's device, make it that of this thread, and set torch's threads.
-
-    Collective over all ranks. training: without, a rank holds weights alone.
-
-    Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or
-    hold what is asked.
-    """
+    """Choose and set this rank's device and torch's threads. Collective; raises InputError."""
     node_gpus = world.on_every_rank("looking for a device", lambda: looked_for(plan.config))
     world.require_same(
         {"what run.device finds": f"{VENDORS[node_gpus.vendor]}'s GPUs" if node_gpus.vendor else "no GPU"}
@@ -144,13 +138,7 @@ def shared(placement: DevicePlacement, world: World) -> str:
 
 
 def way_of_messages(placement: DevicePlacement, world: World, wanted: str, timeout_s: float) -> Way:
-    """Return the way that messages take from and to devices. Collective over all ranks.
-
-    wanted: comm.device.
-    timeout_s: of others that wait for a child process, if one has to try.
-
-    Raises MeshError, alike on all ranks.
-    """
+    """Return how MPI takes device buffers. timeout_s: for a probe. Collective; raises MeshError."""
     if placement.gpu is None:
         return gpu_support.STAGED
     said = gpu_support.what_it_says(placement.vendor)

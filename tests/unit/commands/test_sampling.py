@@ -14,9 +14,9 @@ from sampling_runs import make_run, text
 from mpitrain.cli import cli
 from mpitrain.commands.generate import read_prompts
 from mpitrain.data.tokenizer import load_tokenizer
-from mpitrain.errors import DataError
+from mpitrain.errors import ConfigError, DataError
 from mpitrain.generation.sampling import SamplingRules, ShownText
-from mpitrain.generation.text_sampler import SamplingRequest, TextSampler, _settled, sample
+from mpitrain.generation.text_sampler import SamplingRequest, TextSampler, _settled
 
 PROBABILITIES = torch.tensor([0.125, 0.4, 0.05, 0.3, 0.125])
 
@@ -90,17 +90,18 @@ def test_the_tokens_that_are_left_are_those_of_transformers(rules):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("option", "value"),
     [
-        *(("top_p", value) for value in (0.0, -1.0, 1.5, float("nan"))),
-        *(("min_p", value) for value in (-0.1, 1.1, float("nan"))),
-        *(("repetition_penalty", value) for value in (0.0, -1.0, float("inf"), float("nan"))),
+        *(("--temperature", value) for value in ("nan", "inf", "-inf")),
+        *(("--top-p", value) for value in ("0", "-1", "1.5", "nan")),
+        *(("--min-p", value) for value in ("-0.1", "1.1", "nan")),
+        *(("--repetition-penalty", value) for value in ("0", "-1", "inf", "nan")),
     ],
 )
-def test_a_number_that_means_nothing_is_refused(tmp_path, name, value):
-    request = SamplingRequest(1, 1, SamplingRules(**{name: value}))
-    with pytest.raises(DataError, match="--" + name.replace("_", "-")):
-        next(sample(str(tmp_path), "a", request))
+def test_a_number_that_means_nothing_is_refused(tmp_path, option, value):
+    done = CliRunner().invoke(cli, ["generate", str(tmp_path), "--prompt", "a", option, value])
+    assert isinstance(done.exception, ConfigError) or done.exit_code == 2
+    assert option in f"{done.output} {done.exception}"
 
 
 @given(
