@@ -814,9 +814,8 @@ def _is_of_a_run(tree: Mapping[str, Any], real: str) -> bool:
 def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, KeyOrigin]) -> dict[str, Any]:
     """Read a file over its bases.
 
-    `seen`: those that led here, by their real paths: one file can have many names.
-    `typed`: takes the plug-ins that files of the user's own name.
-    `by_key`: takes the origin of each key.
+    `seen`: those that led here, by their real paths: one file can have many names. `typed`: takes
+    the plug-ins that files of the user's own name. `by_key`: takes the origin of each key.
     """
     try:
         text = read_text(path, MOST_BYTES)

@@ -53,10 +53,8 @@ LONGEST = 300  # characters of anything quoted in a message
 def open_file(path: str | Path, most_bytes: int) -> int:
     """Open a regular file and return its descriptor.
 
-    Raises OSError, whose strerror says what is wrong, for whatever else it is.
-
-    Opening a FIFO waits for a writer, and reading a device can have effects: both are refused
-    before they are opened.
+    Raises OSError, whose strerror says what is wrong, for whatever else it is. Opening a FIFO waits
+    for a writer, and reading a device can have effects: both are refused before they are opened.
     """
     try:
         require_file(path, most_bytes)
@@ -101,10 +99,9 @@ def read_text(path: str | Path, most_bytes: int) -> str:
 def load_matplotlib() -> None:
     """Import matplotlib with its default settings.
 
-    It reads ./matplotlibrc, which may be a stranger's: that could have LaTeX set the letters, and warnings
-    quote it as it stands.
-
-    Raises ImportError without it, OSError for what isn't a text file of that name.
+    It reads ./matplotlibrc, which may be a stranger's: that could have LaTeX set the letters, and
+    warnings quote it as it stands. Raises ImportError without it, OSError for what isn't a text
+    file of that name.
     """
     import logging
 

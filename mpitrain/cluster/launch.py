@@ -68,9 +68,8 @@ def launcher() -> int:
 def launcher_above() -> LauncherProcess:
     """Return the launcher of this rank, or what it has on this node where it runs on another.
 
-    MPICH's proxy, prted, slurmstepd.
-
-    It is one that is never gone where neither is above this process, or the system has no pidfd.
+    MPICH's proxy, prted, slurmstepd. It is one that is never gone where neither is above this
+    process, or the system has no pidfd.
     """
     top = launcher()
     server = pmi_server()

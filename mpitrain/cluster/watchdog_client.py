@@ -224,10 +224,8 @@ class WatchdogClient:
     def _replace(self) -> None:
         """Have another watchdog in place of one that was killed.
 
-        This rank's thread calls it: it takes the answer itself.
-
-        Where there are several nodes it doesn't know the others: it reports who is gone, and this
-        rank watches its own limit.
+        This rank's thread calls it: it takes the answer itself. Where there are several nodes it
+        doesn't know the others: it reports who is gone, and this rank watches its own limit.
         """
         self.joined = False
         with suppress(OSError):

@@ -12,7 +12,7 @@ from typing import Any
 from mpitrain.data.corpus import Corpus, documents
 from mpitrain.errors import DataError
 from mpitrain.evaluation.vocabulary import EvaluatedVocabulary
-from mpitrain.evaluation.windows import Questions, ScoreRequest, rolling
+from mpitrain.evaluation.windows import Questions, rolling
 from mpitrain.inputs import shown
 
 WORDS = re.compile(r"\s+")  # between words
@@ -39,14 +39,9 @@ class TextFile:
             num_words += len(WORDS.split(text.decode()))
         return cls(name, tokens, num_bytes, num_words)
 
-    def requests(self, prefix: int | None, context: int, stride: int) -> Iterator[ScoreRequest]:
-        """Yield what is scored of each document."""
-        for tokens in self.tokens:
-            yield from rolling(tokens, prefix, context, stride)
-
     def ask(self, prefix: int | None, context: int, stride: int) -> Questions:
         """Have all tokens scored; return the file's numbers."""
-        requests = list(self.requests(prefix, context, stride))
+        requests = [each for tokens in self.tokens for each in rolling(tokens, prefix, context, stride)]
         scores = yield requests
         total = math.fsum(score.log_likelihood for score in scores)
         count = sum(request.num_scored for request in requests)

@@ -61,10 +61,8 @@ class SamplingRequest:
 class TextSampler:
     """The model of a run directory, for some prompts.
 
-    The context is the model's own length, or what memory has room for.
-
-    The text stops at the end of a document, or at one of the ends that came along with the weights;
-    an answer (chat) at its end.
+    The context is the model's own length, or what memory has room for. The text stops at the end of
+    a document, or at one of the ends that came along with the weights; an answer (chat) at its end.
     """
 
     def __init__(self, run_dir: str, prompts: Sequence[str], request: SamplingRequest):

@@ -18,7 +18,8 @@ from mpitrain.plan.settings.recompute import recompute_line
 from mpitrain.training.corpora import Corpora
 from mpitrain.training.machine.determinism import DETERMINISM_MESSAGES
 from mpitrain.training.machine.device_placement import DevicePlacement, shared
-from mpitrain.training.machine.peak_flops import COUNTED
+from mpitrain.training.machine.peak_flops import COUNTED, PeakFlops
+from mpitrain.training.validation import Validation
 
 # arXiv:2407.21783, table 4
 PUBLISHED = "published on GPUs: Llama 3 405B 38 to 43 %; above 40 % is excellent"
@@ -26,14 +27,14 @@ PUBLISHED = "published on GPUs: Llama 3 405B 38 to 43 %; above 40 % is excellent
 
 @dataclass
 class Announcements:
-    """The lines of a run. num_validated: sequences of a validation. peak: where that of the MFU is from."""
+    """The lines of a run. peak: that of the MFU."""
 
     world: World
     actor: Actor
     corpora: Corpora
     placement: DevicePlacement
-    num_validated: int
-    peak: str
+    validation: Validation
+    peak: PeakFlops
 
     def __post_init__(self) -> None:
         self._plan, self._mesh = self.actor.plan, self.actor.mesh
@@ -47,7 +48,7 @@ class Announcements:
         yield from self._cost_lines()
         texts = self.world.all_gather("which axes lack shared memory", self._mesh.budget.describe())
         yield next(filter(None, texts), "")
-        yield f"MFU: a share of {self.peak}\n  {COUNTED}\n  {PUBLISHED}"
+        yield f"MFU: a share of {self.peak.source}\n  {COUNTED}\n  {PUBLISHED}"
         kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
         yield f"attention: {', '.join(kernels)}" if kernels else ""
         yield self.placement.not_compiled
@@ -78,10 +79,11 @@ class Announcements:
         asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
         known = self.corpora.validation.num_sequences
         used = f" of {known:,}"
-        if self.num_validated < asked:
+        validated = self.validation.num_sequences
+        if validated < asked:
             used = f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"
         held_out = self.corpora.validation_description
-        return f"validation on {counted(self.num_validated, 'sequences', ',')}{used}; held out are {held_out}"
+        return f"validation on {counted(validated, 'sequences', ',')}{used}; held out are {held_out}"
 
     def _cost_lines(self) -> Iterator[str]:
         if not self._mesh["tp"].one_node:

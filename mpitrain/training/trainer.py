@@ -128,15 +128,8 @@ class Trainer:
 
     def begin(self) -> None:
         """Say what is trained; choose what is traced, recorded. Collective; raises StoppedEarly."""
-        announcements = Announcements(
-            self.world,
-            self.actor,
-            self.corpora,
-            self.placement,
-            self.validation.num_sequences,
-            self.peak.source,
-        )
-        for line in announcements.lines():
+        what = self.corpora, self.placement, self.validation, self.peak
+        for line in Announcements(self.world, self.actor, *what).lines():
             self.report.say(line)
         self.report.say(self.leaving.announced())
         if self.actor.compiled and self.counts.step < self.config.run.steps:

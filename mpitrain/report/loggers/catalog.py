@@ -33,7 +33,6 @@ class Logger(Protocol):
 
     It gets all lines of metrics.jsonl from the first one, those of earlier starts too. After a
     rollback it is ended, and another one is made. Whatever it raises ends the logger, not the run.
-
     A class method `resumes(run)`, if there is one, says whether the folder still holds what an
     earlier start has logged. Then a start that repeats no step makes it with `run.resumed`: it gets
     new lines alone.

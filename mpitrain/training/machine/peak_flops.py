@@ -158,11 +158,9 @@ def _seconds_of_gpu(work: Callable[[], None]) -> float:
 class ProcessorTime:
     """Times work by what the processor spent on this thread.
 
-    The time in which others had the core doesn't count.
-
-    By the clock on the wall a machine with a load of 20 on 2 cores had a fifth of its peak, and MFU
-    was five times too high. torch's other threads work meanwhile, and this one waits for them at
-    the end of each product without sleeping.
+    The time in which others had the core doesn't count. By the clock on the wall a machine with a
+    load of 20 on 2 cores had a fifth of its peak, and MFU was five times too high. torch's other
+    threads work meanwhile, and this one waits for them at the end of each product without sleeping.
     """
 
     def __init__(self) -> None:
