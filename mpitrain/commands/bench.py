@@ -10,7 +10,7 @@ from mpitrain.commands.output_file import require_file, write
 from mpitrain.config import Config, load
 from mpitrain.errors import DONE, FAILED, ConfigError
 from mpitrain.inputs import as_argument, listed, shown
-from mpitrain.measuring.measured_machine import MeasuredMachine, as_toml, measured_machine
+from mpitrain.measuring.measured_machine import MeasuredMachine, measured_machine
 from mpitrain.measuring.storage import require_folder
 from mpitrain.plan.declared.formatting import aligned
 
@@ -37,7 +37,7 @@ def bench(
     config = world.on_every_rank("checking the configuration", lambda: _settings_of(overrides))
     measured = measured_machine(world, guard.place, config, like, storage)
     made = msgspec.structs.replace(measured.made, start_s=round(start_s, 2))
-    world.on_first_rank("writing its file", lambda: write("--out", out, as_toml(made).encode()))
+    world.on_first_rank("writing its file", lambda: write("--out", out, made.to_toml().encode()))
     if world.rank == 0:
         say(_table(measured._replace(made=made), out))
     return FAILED if made.disturbed else DONE

@@ -66,16 +66,6 @@ SIZES_OF_GPU = BenchSizes(
 SIZES_OF_CPU = BenchSizes(LARGE, (1, 8, 4, 512, 128), 2**24)
 
 
-class PassSizes(NamedTuple):
-    """Of what stands between the products of a block. heads: that are turned by their positions."""
-
-    rows: int = 512
-    width: int = 512
-    heads: int = 12
-    head_width: int = 64
-    hidden: int = 1408
-
-
 class Samples(NamedTuple):
     """Rates a second, or seconds, of one thing, repeated."""
 
@@ -276,12 +266,13 @@ def _passes(device: torch.device) -> list[float]:
     Two norms, rotary positions, a gated product and two sums in fp32, of sizes that caches hold as they do a
     run's. Bytes are what plan/predict/step_time/work.py counts, and the backward 1.5 times the forward's.
     """
-    sizes = PassSizes()
-    x, grad = torch.randn(2, sizes.rows, sizes.width, device=device)
-    weight = torch.ones(sizes.width, device=device)
-    turning = torch.randn(1, sizes.heads, sizes.rows, sizes.head_width, device=device)
-    cos, sin = torch.randn(2, sizes.rows, sizes.head_width // 2, device=device)
-    gate, up, grad_of_hidden = torch.randn(3, sizes.rows, sizes.hidden, device=device)
+    rows, width, hidden = 512, 512, 1408
+    heads, head_width = 12, 64
+    x, grad = torch.randn(2, rows, width, device=device)
+    weight = torch.ones(width, device=device)
+    turning = torch.randn(1, heads, rows, head_width, device=device)
+    cos, sin = torch.randn(2, rows, head_width // 2, device=device)
+    gate, up, grad_of_hidden = torch.randn(3, rows, hidden, device=device)
     gated = GatedProduct()
 
     def work() -> None:

@@ -13,7 +13,6 @@ from itertools import chain
 from typing import NamedTuple
 
 import msgspec
-import tomli_w
 
 from mpitrain.cluster.status_board import RankStatus
 from mpitrain.comm.base import library
@@ -220,11 +219,3 @@ def machine_of(
         storage=filed.table("storage"),
         cores_per_node=0 if gpu else cores,
     )
-
-
-def as_toml(made: MachineFile) -> str:
-    """Return the text of a machine's file."""
-    tree = msgspec.to_builtins(made)
-    if not made.disturbed:  # which older versions don't know
-        del tree["disturbed"]
-    return tomli_w.dumps(tree)

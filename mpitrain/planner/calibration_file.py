@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import tomli_w
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import read_text, replacing, shown
@@ -87,7 +86,7 @@ class CalibrationFile(NamedTuple):
             )
         try:
             comments = [*self._comments(), *log][-MOST_COMMENTS:]
-            text = "\n".join([*comments, tomli_w.dumps(msgspec.to_builtins(machine))])
+            text = "\n".join([*comments, machine.to_toml()])
             with replacing(Path(self.path)) as file:
                 file.write(text.encode())
         except OSError as error:

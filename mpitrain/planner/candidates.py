@@ -17,7 +17,6 @@ from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.plan.settings.job_ranks import JobRanks
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.plan.settings.rule_table import can_regather
 from mpitrain.schedules import catalog
 
 LONG = 16384  # positions from which cp is tried
@@ -76,7 +75,7 @@ def fixed_keys(config: Config, origins: Origins) -> FixedKeys:
 def candidates(space: SearchSpace, model: StepModel) -> Iterator[Config]:
     """Yield configurations by the rules of the field: tp and etp within a node or on 8 ranks, ZeRO-1 always.
 
-    Those that gather tp's inputs again aren't among them: regathering() makes one of another.
+    Those that gather tp's inputs again aren't among them: a search makes one of another.
     """
     batch = space.given.batch.global_
     modes = space.choices("memory.recompute", ("none", "selective", "full"))
@@ -96,18 +95,6 @@ def candidates(space: SearchSpace, model: StepModel) -> Iterator[Config]:
                                 "memory.recompute": recompute,
                             }  # fmt: skip
                             yield from _by_kind(space, model, settings.with_values(space.given, layout))
-
-
-def regathering(config: Config, resolved: ResolvedConfig) -> Config | None:
-    """Return a configuration that gathers tp's inputs again, None where that does nothing."""
-    if config.parallel.regather or not can_regather(resolved):
-        return None
-    return settings.with_values(config, {"parallel.regather": True})
-
-
-def offloading(config: Config) -> Config:
-    """Return a configuration with the optimizer in host memory."""
-    return settings.with_values(config, {"memory.offload": "optimizer"})
 
 
 def _by_kind(space: SearchSpace, model: StepModel, config: Config) -> Iterator[Config]:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-import tomli_w
 
 from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
@@ -104,7 +103,7 @@ def machine_text(rows: Sequence[Row], samples: Sequence[Sample], source: str) ->
     constant = fit(samples, regime=first.regime)
     machine = calibrated(first.machine, constant, first.convention.kernel, words)
     spread = _left(samples, first.regime)
-    return tomli_w.dumps(msgspec.to_builtins(msgspec.structs.replace(machine, spread=spread)))
+    return msgspec.structs.replace(machine, spread=spread).to_toml()
 
 
 def _left(samples: Sequence[Sample], regime: str) -> list[float]:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from mpitrain.config import Config
+from mpitrain.config import Config, with_values
 from mpitrain.errors import InputError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.footprint import footprint_of
@@ -24,7 +24,8 @@ from mpitrain.plan.predict.step_time.step import (
     stashes_in_flight,
 )
 from mpitrain.plan.predict.step_time.step_model import StepModel
-from mpitrain.planner.candidates import SearchSpace, candidates, offloading, regathering
+from mpitrain.plan.settings.rule_table import can_regather
+from mpitrain.planner.candidates import SearchSpace, candidates
 from mpitrain.schedules.catalog import FAMILIES, PROPOSED
 
 SIMPLE = tuple(name for name in PROPOSED if FAMILIES[name].proposed == "always")
@@ -149,12 +150,13 @@ def _layouts(model: StepModel, space: SearchSpace) -> Iterator[tuple[Config, Ste
             continue
         layout = space.layout_of(resolved)
         alike = [(config, layout)]
-        leaner = regathering(config, resolved) if is_open else None
-        if leaner is not None:
+        if is_open and not config.parallel.regather and can_regather(resolved):
+            leaner = with_values(config, {"parallel.regather": True})
             alike.append((leaner, layout._replace(regathers=True)))
         yield from alike
         if space.may_offload:
-            yield from ((offloading(own), each._replace(offload_optimizer=True)) for own, each in alike)
+            for own, each in alike:
+                yield with_values(own, {"memory.offload": "optimizer"}), each._replace(offload_optimizer=True)
 
 
 def _reason_against(layout: StepLayout, held: int, limit: float) -> str:

@@ -178,8 +178,8 @@ def test_a_plan_says_that_the_figures_were_disturbed(tmp_path):
     base = known()["laptop"]
     path = tmp_path / "m.toml"
     for disturbed in ([], [why]):
-        path.write_text(measured_machine.as_toml(msgspec.structs.replace(base, disturbed=disturbed)))
-        assert ("disturbed" in path.read_text()) == bool(disturbed)
+        path.write_text(msgspec.structs.replace(base, disturbed=disturbed).to_toml())
+        assert (why in path.read_text()) == bool(disturbed)
         answer = find_layouts(PlanRequest(machine=str(path)), 2)
         assert [note for note in answer.notes if why in note and "measure it again" in note] == [
             f"the figures of {base.name} can't be trusted: {why}; measure it again"
@@ -298,8 +298,8 @@ def test_the_file_is_toml_that_names_where_and_when(tmp_path):
     made = machine_of(
         figures(), known()["h200"], H200, 1, 1, "mpitrain bench machine, 1 ranks, node7, 2026-11-26"
     )
-    tree = tomllib.loads(measured_machine.as_toml(made))
+    tree = tomllib.loads(made.to_toml())
     source = tree["products"]["bf16"]["sustained_source"]
     assert source == "mpitrain bench machine, 1 ranks, node7, 2026-11-26, spread 2.0%"
-    (tmp_path / "m.toml").write_text(measured_machine.as_toml(made))
+    (tmp_path / "m.toml").write_text(made.to_toml())
     assert read_machine(str(tmp_path / "m.toml")) == made

@@ -13,7 +13,7 @@ from public_models import public_model, public_space
 
 from mpitrain.cli import cli
 from mpitrain.commands.inspect import show_proof
-from mpitrain.config import flatten, load
+from mpitrain.config import flatten, load, with_values
 from mpitrain.errors import ConfigError, InputError, ScheduleError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.formatting import finite
@@ -27,7 +27,8 @@ from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.plan.predict.step_time.step import predict_step
 from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.planner.candidates import candidates, regathering
+from mpitrain.plan.settings.rule_table import can_regather
+from mpitrain.planner.candidates import candidates
 from mpitrain.planner.goodput import goodput, save_times
 from mpitrain.planner.search import search
 from mpitrain.schedules import catalog
@@ -123,11 +124,10 @@ def test_a_candidate_says_all_of_its_layout():
             for key in ("tp", "cp", "pp", "dp", "ep", "etp", "dp_shard", "context", "regather"):
                 assert resolved[f"parallel.{key}"] == written[f"parallel.{key}"]
             assert resolved["batch.micro"] == written["batch.micro"]
-            again = regathering(candidate, space.resolved(candidate))
-            assert (again is not None) == (
-                written["parallel.tp"] > 1 and written["memory.recompute"] != "full"
-            )
-            assert again is None or space.resolved(again).parallel.regather
+            leaner = can_regather(space.resolved(candidate))
+            assert leaner == (written["parallel.tp"] > 1 and written["memory.recompute"] != "full")
+            again = with_values(candidate, {"parallel.regather": leaner})
+            assert space.resolved(again).parallel.regather == leaner
 
 
 def test_ulysses_is_chosen_on_slow_links_and_never_beyond_key_value_heads():

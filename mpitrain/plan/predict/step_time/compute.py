@@ -93,7 +93,7 @@ def _rate_of_attention(core: AttentionCore, machine: MachineRates, backward: boo
         return _rate_on_a_cpu(core, machine, backward, dtype)
     rate = machine.attention_backward if backward else machine.attention_forward
     if core.head_width < 128:
-        rate *= machine.attention_narrow * (1 if core.head_width >= 64 else 0.6)
+        rate *= machine.attention_narrow
     return rate * _saturated(core.length, LENGTH_ON_GPU, HALF_LENGTH)
 
 
@@ -168,7 +168,7 @@ def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -
     return Seconds(
         max(forward + core, launched) + awaited,
         max(inputs + core_backward, launched) + awaited,
-        max(weights, 0.3 * launched),
+        weights,
         core,
         max(core, launched - forward),
         max(core_backward, launched - inputs),

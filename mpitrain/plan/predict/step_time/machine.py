@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import msgspec
+import tomli_w
 from msgspec import Meta
 from msgspec.structs import fields
 
@@ -164,6 +165,10 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sources = [figure.sustained_source for figure in self.products.values()]
         own = any(source.startswith(MEASURED) or CALIBRATED in source for source in sources)
         return OF_MEASURED if own else OF_SHEETS
+
+    def to_toml(self) -> str:
+        """Return the text of its file."""
+        return tomli_w.dumps(msgspec.to_builtins(self))
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
