@@ -33,7 +33,6 @@ from mpitrain.parallel.expert.exchange import (
     CombinedRows,
     DispatchedRows,
     DispatchRounds,
-    Exchange,
     Flat,
 )
 from mpitrain.parallel.expert.hierarchical import Hierarchical
@@ -117,7 +116,7 @@ class ExpertMixture:
             np.split(segment, site.tp.size)[site.tp.rank] if site.tp else segment for segment in segments
         ]
 
-    def _exchange(self) -> Exchange:
+    def _exchange(self) -> Flat | Hierarchical:
         site = self.site
         dispatch = self.dispatch
         itemsize = self.site.dtype.itemsize

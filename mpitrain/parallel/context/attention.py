@@ -25,7 +25,7 @@ before the attention. Windows and sinks stand in
 kernels/attention_window.py, soft caps in kernels/attention_products.py.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,16 +36,6 @@ from mpitrain.parallel.context.ring import Ring
 from mpitrain.parallel.context.ulysses import Ulysses
 from mpitrain.parallel.walk import Walk
 from mpitrain.plan.division.sequence import placement_of
-
-
-class Kind(Protocol):
-    """What the four kinds have in common."""
-
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, request: AttentionRequest) -> Walk:
-        """Return (out, saved)."""
-
-    def backward(self, saved: Any, grad_of_out: torch.Tensor, request: AttentionRequest) -> Walk:
-        """Return the gradients of q, k and v, and of sinks if there are some."""
 
 
 class ContextAttention:
@@ -63,7 +53,7 @@ class ContextAttention:
         self.heads = heads
         self.kv_heads = kv_heads
         self.head_width = head_width
-        self._kind: Kind
+        self._kind: Ring | Gather | Ulysses
         if kind == "ulysses":
             self._kind = Ulysses(axis, placement, heads, kv_heads)
         else:

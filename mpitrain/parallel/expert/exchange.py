@@ -7,12 +7,13 @@ rank. What an exchange is:
     dispatch         sends what this rank has for one round; returns DispatchedRows, in the experts' order
     combine          sends back what the experts made of it; returns CombinedRows, and where they belong
 
-Each is a walk (parallel/walk.py). A token has `slots` places, [n slots, D] in all, and the sum of
-them is what its experts made of it.
+Each is a walk (parallel/walk.py), collective over the ranks of the experts. Activations are [n, D] and
+weights [n, K]. A token has `slots` places, [n slots, D] in all, and the sum of them is what its experts
+made of it.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -87,28 +88,6 @@ class DispatchRounds(NamedTuple):
     def num(self) -> int:
         """How many there are."""
         return self.rounds.num
-
-
-class Exchange(Protocol):
-    """A way to the experts and back. All its walks are collective over the ranks of the experts.
-
-    slots: places of a token.
-    """
-
-    slots: int
-
-    def exchange_counts(self, choices: Choices) -> Walk:
-        """Tell all ranks how many rows each expert will get; return DispatchRounds."""
-
-    def dispatch(
-        self, rounds: DispatchRounds, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
-    ) -> Walk:
-        """Send the rows of round `number`, [n, D] and weights [n, K]; return DispatchedRows."""
-
-    def combine(
-        self, dispatched: DispatchedRows, made_RD: torch.Tensor, of_weights_R1: torch.Tensor | None = None
-    ) -> Walk:
-        """Send what was made of dispatched rows, in their order; return CombinedRows."""
 
 
 class RowExchange:

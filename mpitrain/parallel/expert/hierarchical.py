@@ -65,7 +65,7 @@ class HierarchicalDispatchedRows(DispatchedRows):
 
 
 class Hierarchical:
-    """A row of a token to each node that has experts of it, which is copied there: an Exchange.
+    """A row of a token to each node that has experts of it, which is copied there.
 
     every: axis of all ranks of the experts.
     far: axis of the ranks that have this place on their nodes.
