@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 
 from mpitrain import config as settings
-from mpitrain.actor.stage import Stage, assemble
+from mpitrain.actor.stage import Stage
 from mpitrain.generation.decoding import NextToken
 from mpitrain.generation.sampling import SamplingRules
 from mpitrain.model.build_context import BuildContext
@@ -47,7 +47,7 @@ def ours(preset: str, dtype: str, sequence: int) -> tuple[Plan, Stage]:
         "batch.global=1",
     )
     plan = plan_of(resolve(settings.load(None, keys), 1, 0))
-    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
+    stage = Stage(plan.stages[0], BuildContext(plan, torch.device("cpu")))
     random = torch.Generator().manual_seed(1)
     for spec, data in stage.state.weights():
         kind = 1 + 0.1 * torch.randn(data.shape, generator=random)

@@ -29,7 +29,7 @@ from mpitrain.actor.partner_copies import PartnerCopies
 from mpitrain.actor.pipeline_messages import PipelineMessages
 from mpitrain.actor.profiler import Profiler
 from mpitrain.actor.reductions import Gradients
-from mpitrain.actor.stage import Stage, assemble
+from mpitrain.actor.stage import Stage
 from mpitrain.actor.stage_compute import Compute
 from mpitrain.actor.step_totals import Measure, StepTotals, together
 from mpitrain.actor.step_work import NOTHING_ASKED, StepRequests, StepResult, Work, number_in_step
@@ -169,7 +169,7 @@ class Actor:
         embedding = None
         for number in self.table.chunks[self.pp.rank]:
             self.place.enter("build", f"building stage {number}", BUSY)
-            stages[number] = assemble(self.plan.stage(number), self.site, self.zero_groups, embedding, build)
+            stages[number] = Stage(self.plan.stage(number), self.site, self.zero_groups, embedding, build)
             embedding = embedding or stages[number].state.embedding
         return stages
 

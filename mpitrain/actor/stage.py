@@ -23,37 +23,13 @@ from mpitrain.plan.routing import Routes
 from mpitrain.schedules.actions import OFFLOAD
 
 
-def assemble(
-    plan: StagePlan,
-    site: BuildContext,
-    zero_groups: Mapping[str, ZeroGroup] | None = None,
-    embedding: Weights | None = None,
-    build: Callable[[StagePlan, Sequence[Sequence[Parameter]], BuildContext], Blocks] = blocks_of,
-) -> "Stage":
-    """Return a stage with initial weights. Collective over the axes of `zero_groups`.
-
-    embedding: the tied one's weights, if another stage of this rank has them.
-    build: makes what computes.
-    """
-    shard = plan.shard(*(axis.rank if axis else 0 for axis in (site.tp, site.experts)))
-    state = StageState(plan, shard, site.device, zero_groups, embedding, site.training)
-    blocks = build(plan, state.by_block, site)
-    offloads_all = plan.config.memory.offload in ("activations", "all")
-    offloads = any(action.kind == OFFLOAD for row in site.plan.table.ranks for action in row)
-    return Stage(
-        plan,
-        blocks,
-        state,
-        Contexts(site),
-        OffloadStore(streams_of(site.device), site.constants()) if offloads_all or offloads else None,
-        offloads_all,
-    )
-
-
 class Stage:
     """A stage of the model at work: forwards and backwards of microbatches, whole or part by part.
 
-    blocks: what computes.
+    It begins with initial weights. Construction is collective over the axes of `zero_groups`.
+
+    embedding: the tied one's weights, if another stage of this rank has them.
+    build: makes `blocks`, what computes.
     state: its parameters.
     contexts: makes what blocks are given.
     offload_store: host memory for what blocks keep.
@@ -63,18 +39,21 @@ class Stage:
     def __init__(
         self,
         plan: StagePlan,
-        blocks: Blocks,
-        state: StageState,
-        contexts: Contexts,
-        offload_store: OffloadStore | None = None,
-        offloads_all: bool = True,
+        site: BuildContext,
+        zero_groups: Mapping[str, ZeroGroup] | None = None,
+        embedding: Weights | None = None,
+        build: Callable[[StagePlan, Sequence[Sequence[Parameter]], BuildContext], Blocks] = blocks_of,
     ):
         self.plan = plan
-        self.blocks = blocks
-        self.state = state
-        self.contexts = contexts
-        self.offload_store = offload_store
-        self.offloads_all = offloads_all
+        shard = plan.shard(*(axis.rank if axis else 0 for axis in (site.tp, site.experts)))
+        self.state = StageState(plan, shard, site.device, zero_groups, embedding, site.training)
+        self.blocks = build(plan, self.state.by_block, site)
+        self.contexts = Contexts(site)
+        self.offloads_all = plan.config.memory.offload in ("activations", "all")
+        offloads_some = any(action.kind == OFFLOAD for row in site.plan.table.ranks for action in row)
+        self.offload_store: OffloadStore | None = None
+        if self.offloads_all or offloads_some:
+            self.offload_store = OffloadStore(streams_of(site.device), site.constants())
         self.offloaded: set[int] = set()  # microbatches that are, where not all are
         self.parts = plan.parts
         self.first = plan.first

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from mpitrain.actor.stage import Stage, assemble
+from mpitrain.actor.stage import Stage
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_tensor
@@ -228,7 +228,7 @@ def _load(rundir: RunDir, plan: Plan) -> Stage:
     with saved:
         set_threads(plan.config.run)
         (whole,) = plan.stages
-        stage = assemble(whole, BuildContext(plan, torch.device("cpu"), training=False))
+        stage = Stage(whole, BuildContext(plan, torch.device("cpu"), training=False))
         _fill(stage, saved)
     return stage
 

@@ -150,7 +150,7 @@ def _ours(
 ) -> np.ndarray:
     import torch  # an export without this proof needs none
 
-    from mpitrain.actor.stage import assemble
+    from mpitrain.actor.stage import Stage
     from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
@@ -167,7 +167,7 @@ def _ours(
         optimizer=OptimizerTable(name="sgd", momentum=0.0),
     )
     plan = plan_on_one_rank(changed)
-    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu"), training=False))
+    stage = Stage(plan.stages[0], BuildContext(plan, torch.device("cpu"), training=False))
     source = FolderSource(folder, matched, plan.config)
     for spec, data in stage.state.weights():
         box = source.box(spec.name)

@@ -136,14 +136,14 @@ def our_logits(path, compute="fp32", tokens=TOKENS, **tables):
     """Return our logits of a Hugging Face folder, by the way that model.init takes."""
     import torch
 
-    from mpitrain.actor.stage import assemble
+    from mpitrain.actor.stage import Stage
     from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
     from mpitrain.weights.beginning import source_of
 
     plan = our_plan(path, compute, tokens, **tables)
-    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
+    stage = Stage(plan.stages[0], BuildContext(plan, torch.device("cpu")))
     source = source_of(str(path), plan)
     for spec, data in stage.state.weights():
         if (box := source.box(spec.name)) is not None:

@@ -134,7 +134,7 @@ def test_logits_are_capped_in_other_types_too(compute):
     """In fp32 products of matrices are views, whose change in place autograd watches."""
     import torch
 
-    from mpitrain.actor.stage import assemble
+    from mpitrain.actor.stage import Stage
     from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
@@ -142,7 +142,7 @@ def test_logits_are_capped_in_other_types_too(compute):
     plan = plan_with(
         "gemma2", 1, f"precision.compute={compute} data.sequence=128 model.width=64 model.vocab=256"
     )
-    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
+    stage = Stage(plan.stages[0], BuildContext(plan, torch.device("cpu")))
     rows = torch.randint(256, (1, 129), generator=torch.Generator().manual_seed(1))
     loss = run(stage.forward(0, None, Microbatch(rows[:, :-1], rows[:, 1:])))
     run(stage.backward(0, None, None))

@@ -89,13 +89,13 @@ def held(plan, mesh):
     import torch
 
     from mpitrain.actor.memory_meter import Watch
-    from mpitrain.actor.stage import assemble
+    from mpitrain.actor.stage import Stage
     from mpitrain.model.build_context import BuildContext
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
 
     site = BuildContext(plan, torch.device("cpu"), mesh["tp"], mesh["cp"])
-    stage = assemble(plan.stages[0], site)
+    stage = Stage(plan.stages[0], site)
     tokens = torch.zeros(plan.config.batch.micro, len(plan.positions(mesh["cp"].rank)), dtype=torch.int64)
     watch = Watch([stage], site.constants())
     with watch.watching():

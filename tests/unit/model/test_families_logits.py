@@ -8,12 +8,12 @@ from transformers_models import FILE, MODELS, TOKENS, plan, their_logits, weight
 def our_model(name):
     import torch
 
-    from mpitrain.actor.stage import assemble
+    from mpitrain.actor.stage import Stage
     from mpitrain.model.build_context import BuildContext
 
     whole = plan(name)
     given = weights(name)
-    stage = assemble(whole.stages[0], BuildContext(whole, torch.device("cpu")))
+    stage = Stage(whole.stages[0], BuildContext(whole, torch.device("cpu")))
     for spec, data in stage.state.weights():
         data.copy_(given[spec.name])
     return stage

@@ -277,7 +277,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(name, recompute):
     import torch
     from torch.nn import functional
 
-    from mpitrain.actor.stage import assemble
+    from mpitrain.actor.stage import Stage
     from mpitrain.model.build_context import BuildContext
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.parallel.microbatch import Microbatch
@@ -290,7 +290,7 @@ def test_logits_loss_and_gradients_are_those_of_transformers(name, recompute):
     forms = forms_of(whole)
     state = dict(theirs.named_parameters())
     assert {name for _, name in forms.values()} == state.keys()
-    stage = assemble(whole.stages[0], BuildContext(whole, torch.device("cpu")))
+    stage = Stage(whole.stages[0], BuildContext(whole, torch.device("cpu")))
     for spec, data in stage.state.weights():
         form, there = forms[spec.name]
         data.copy_(as_ours(form, state[there], data.shape, whole.config))

@@ -55,13 +55,13 @@ def one_thread():
 def model(name, *keys):
     """Return a model with random weights, such that no logits are near each other."""
     from mpitrain import config as settings
-    from mpitrain.actor.stage import assemble
+    from mpitrain.actor.stage import Stage
     from mpitrain.model.build_context import BuildContext
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
 
     plan = plan_of(resolve(settings.load(None, (*SETTINGS, *MODELS[name], *keys)), 1, VOCAB))
-    stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu")))
+    stage = Stage(plan.stages[0], BuildContext(plan, torch.device("cpu")))
     random = torch.Generator().manual_seed(3)
     for spec, data in stage.state.weights():
         x = torch.randn(data.shape, generator=random, dtype=torch.float64)
@@ -218,7 +218,7 @@ def test_the_context_is_what_memory_has_room_for(window):
 def test_a_stage_that_only_evaluates_holds_its_weights_and_nothing_else(compute, itemsize):
     """Gradients are on torch's device meta; weights of 16 bits have no masters beside them."""
     from mpitrain import config as settings
-    from mpitrain.actor.stage import assemble
+    from mpitrain.actor.stage import Stage
     from mpitrain.model.build_context import BuildContext
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
@@ -227,7 +227,7 @@ def test_a_stage_that_only_evaluates_holds_its_weights_and_nothing_else(compute,
     plan = plan_of(resolve(settings.load(None, keys), 1, VOCAB))
     held = {}
     for training in (True, False):
-        stage = assemble(plan.stages[0], BuildContext(plan, torch.device("cpu"), training=training))
+        stage = Stage(plan.stages[0], BuildContext(plan, torch.device("cpu"), training=training))
         buckets = stage.state.buckets
         gradients = [gradient for bucket in buckets for gradient in bucket.gradients]
         tensors = [t for b in buckets for t in (b.weights.shard, b.weights.master)]
