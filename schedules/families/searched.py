@@ -39,12 +39,12 @@ from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
 from mpitrain.schedules.family import Rows, ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, StageTimes, Times
-from mpitrain.schedules.search.improve import num_plays, search, search_freed
+from mpitrain.schedules.search.improve import num_plays, search, search_freed, shortest_play
 from mpitrain.schedules.search.problem import ROUNDING, Problem, is_large, stage_costs
 from mpitrain.schedules.search.timed_order import TimedOrder, is_shorter
 from mpitrain.schedules.search_progress import Listener
 
-MOST_BLOCKS = 100  # building blocks of a V that take part
+MOST_BLOCKS = 100  # building blocks of a V that take part in every search
 REMEMBERED_LIMITS = 48  # for which an order isn't searched for again
 TAKES = ("times", "stage_times", "memory_limit", "weight_memory", "recompute", "offload")
 
@@ -125,10 +125,22 @@ class SearchedSize(NamedTuple):
         )
         return KNOWN[self.name](self.num_ranks, self.num_microbatches, options)
 
-    def more(self, limit: float) -> Iterator[Rows]:
-        """Yield orders that take part after the search with the known ones: none is longer for them."""
+    def tight(self, limit: float) -> Iterator[Rows]:
+        """Yield orders with a tight cooldown, of a V."""
         if self.name == V_AUTO.name:
-            yield from tight_v_orders(*_blocks_of(self.num_ranks, self.num_microbatches, limit))
+            places = slice(min(MOST_BLOCKS, self._num_plays))
+            yield from tight_v_orders(self.num_ranks, self.num_microbatches, limit, places)
+
+    def others(self, limit: float) -> Iterator[Rows]:
+        """Yield what there is time for of a V's other blocks, if stages differ: one may be the best then."""
+        if self.name == V_AUTO.name and self.stages is not None:
+            places = slice(MOST_BLOCKS, self._num_plays)
+            for orders in v_orders, tight_v_orders:
+                yield from orders(self.num_ranks, self.num_microbatches, limit, places)
+
+    @property
+    def _num_plays(self) -> int:
+        return num_plays(3 * self.chunks * self.num_ranks * self.num_microbatches)
 
 
 def _best(size: SearchedSize, limit: float, listener: Listener) -> Rows:
@@ -155,7 +167,8 @@ def _within(size: SearchedSize, limit: float, listener: Listener) -> TimedOrder:
     problem = size.problem(limit)
     whole = size._replace(recompute=None, copy=None)
     if not problem.frees:
-        return search(problem, size.known(limit), size.more(limit), listener.notify)
+        best = search(problem, size.known(limit), size.tight(limit), listener.notify)
+        return shortest_play(problem, best, size.others(limit))
     best = _within(whole, limit, listener)
     roomy = max(limit, size.chunks * size.num_ranks)
     freed = search_freed(problem, chain([best.actions()], size.known(roomy)))
@@ -194,13 +207,8 @@ def _v(num_ranks: int, num_microbatches: int, options: Options) -> Iterator[Rows
     yield _first(dualpipev(num_ranks, number + number % 2, DEFAULTS), num_microbatches)
     assert options.memory_limit is not None
     yield from zbv_orders(num_ranks, num_microbatches, options)
-    yield from v_orders(*_blocks_of(num_ranks, num_microbatches, 2 * options.memory_limit))
-
-
-def _blocks_of(num_ranks: int, num_microbatches: int, limit: float) -> tuple[int, int, float, int]:
-    """Return which building blocks of a V take part."""
     number = min(MOST_BLOCKS, num_plays(6 * num_ranks * num_microbatches))
-    return num_ranks, num_microbatches, limit, number
+    yield from v_orders(num_ranks, num_microbatches, 2 * options.memory_limit, slice(number))
 
 
 def _first(rows: Rows, num_microbatches: int) -> Rows:

@@ -7,7 +7,7 @@ computation in a good plan, a little disturbed, as list scheduling by critical p
 
 import random
 from collections.abc import Iterable, Iterator
-from itertools import islice, product
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from typing import NamedTuple
@@ -63,13 +63,22 @@ def search(
     return min((one.plan for one in (*pool[:1], *better[:1])), key=LENGTH)
 
 
+def shortest_play(problem: Problem, best: TimedOrder, known: Iterable[Rows]) -> TimedOrder:
+    """Return the best of a plan and of orders of others, as they are and with W where a rank waits."""
+    for order, overlap in _each_way(known):
+        if best.makespan <= problem.bound * (1 + ROUNDING):
+            break
+        plan = _played(problem, order, overlap, best.makespan)
+        best = plan if plan and is_shorter(plan, best) else best
+    return best
+
+
 def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:
     """Return the best plan in which stashes are recomputed or offloaded as the limit asks for; None: none
     fits.
     """
     moves = min(MOVES * num_plays(problem.num_operations), MOST_MOVES) // 2  # each takes twice as long
-    plays = product(_different(known), (None, 0, 1))
-    plans = [plan for one in plays if (plan := _play_freed(problem, *one)) is not None]
+    plans = [plan for one in _each_way(known) if (plan := _play_freed(problem, *one)) is not None]
     different = {plan.length: plan for plan in plans}
     best = [polish(problem, different[length], moves) for length in sorted(different)[:KEPT_FREED]]
     return min(best, key=LENGTH, default=None)
@@ -87,13 +96,24 @@ def _different(known: Iterable[Rows]) -> Iterator[Order]:
 
 def _play_all(problem: Problem, pool: list[RankedOrder], known: Iterable[Rows]) -> None:
     """Play orders as they are, and with W where a rank waits."""
-    for order, overlap in ((order, overlap) for order in _different(known) for overlap in (None, 0, 1)):
+    for order, overlap in _each_way(known):
         if pool and _is_best(problem, pool[0]):
             return
-        played = order if overlap is None else _without_weights(order)
-        if plan := OrderedPlay(problem, played, overlap, _longest(problem, pool)).play():
+        if plan := _played(problem, order, overlap, _longest(problem, pool)):
             guide = Guide(*starts(problem, plan), unlimited(problem), overlap or 0)
             _add(problem, pool, RankedOrder(plan, guide))
+
+
+def _each_way(known: Iterable[Rows]) -> Iterator[tuple[Order, float | None]]:
+    """Yield each order with each overlap of W that it is played with."""
+    for order in _different(known):
+        for overlap in (None, 0, 1):
+            yield order, overlap
+
+
+def _played(problem: Problem, order: Order, overlap: float | None, longest: float) -> TimedOrder | None:
+    order = order if overlap is None else _without_weights(order)
+    return OrderedPlay(problem, order, overlap, longest).play()
 
 
 def _without_weights(order: Order) -> Order:
