@@ -73,7 +73,7 @@ def evaluated(config: Config, keys: Mapping[str, Any], num_ranks: int) -> Config
 
 
 def at_length(config: Config, longest: int, limit: int) -> Config:
-    """Return it for sequences of `longest` tokens that the layout divides. Raises ConfigError."""
+    """Return a configuration for sequences of `longest` tokens at least. Raises ConfigError."""
     parallel = config.parallel
     unit = 2 * parallel.cp * parallel.tp if parallel.cp * parallel.tp > 1 else 1
     if config.precision.compute == "fp8":

@@ -1,6 +1,7 @@
 """Tables of comma-separated values: metrics.csv, a row a step, and config.csv, a row a key."""
 
 import csv
+import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -48,15 +49,6 @@ class CsvLogger:
 
 def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:
     with replacing(path) as file:
-        lines = _Encoded(file)
-        csv.writer(lines).writerows(rows)
-
-
-class _Encoded:
-    """A file of bytes that csv can write to."""
-
-    def __init__(self, file: Any):
-        self._file = file
-
-    def write(self, text: str) -> None:
-        self._file.write(text.encode(errors="backslashreplace"))
+        text = io.TextIOWrapper(file, "utf-8", errors="backslashreplace", newline="")
+        csv.writer(text).writerows(rows)
+        text.detach()  # which flushes it, and leaves the file open

@@ -9,6 +9,7 @@ after it        `corruption` says what can't be relied on any more: then nothing
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,29 +28,21 @@ from mpitrain.training.replay.record_request import RecordRequest
 from mpitrain.training.replay.recording import Recording
 
 
+@dataclass
 class Checks:
     """The checks of one rank. say: on rank 0.  record: a rank and a step, if one is to be recorded."""
 
-    def __init__(
-        self,
-        actor: Actor,
-        world: World,
-        rundir: RunDir,
-        say: Callable[[str], None],
-        record: RecordRequest | None,
-    ):
-        self._actor = actor
-        self._world = world
-        self._rundir = rundir
-        self._say = say
-        self._record = record
-        self._keys = actor.config.numerics
-        self._recompute: RecomputeCheck | None = None
-        self._has_recorded = False
+    _actor: Actor
+    _world: World
+    _rundir: RunDir
+    _say: Callable[[str], None]
+    _record: RecordRequest | None
+    _recompute: RecomputeCheck | None = None
+    _has_recorded: bool = False
 
     def pass_runner(self, step: int, rows: Callable[[], TokenRows], facts: dict[str, Any]) -> PassRunner:
         """Return what runs a gradient pass: once, or twice to compare. rows, facts: to record."""
-        self._recompute, period = None, self._keys.rerun_every
+        self._recompute, period = None, self._actor.config.numerics.rerun_every
         if self._record and step == self._record.step:
             mine = self._world.rank == self._record.rank
             return partial(self._recorded, self._recording(rows(), {**facts, "step": step}) if mine else None)
@@ -79,7 +72,7 @@ class Checks:
             self._say(f"step {step}: {self._recompute.verdict.text}")
             if self._recompute.verdict.persistent:
                 return Corruption(self._recompute.verdict.text, self._recompute.verdict.nodes)
-        period = self._keys.check_every
+        period = self._actor.config.numerics.check_every
         if not period or not (saving or step % period == 0):
             return Corruption()
         with self._actor.place.at("step", "comparing replicas", BUSY):
@@ -87,8 +80,6 @@ class Checks:
 
     def describe(self) -> str:
         """Say where a recording is, when a run is over."""
-        return (
-            f"  look closer     mpitrain replay {as_argument(self._record.path_in(self._rundir.path))}"
-            if self._has_recorded
-            else ""
-        )
+        if not self._has_recorded:
+            return ""
+        return f"  look closer     mpitrain replay {as_argument(self._record.path_in(self._rundir.path))}"
