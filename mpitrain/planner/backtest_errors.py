@@ -27,7 +27,8 @@ QUANTILES = (0.1, 0.9)  # 80 % lie between
 FEWEST = 4  # rows that a line of memory, or an interval, is made from
 ROWS_OF_ONE = 4  # of a framework, from which its factor counts as one that is known
 WORST = 8
-MODES = ("sheets", "sustained", "gpu", "calibrated")
+UNFITTED = ("sheets", "sustained", "gpu")  # to a system's own rows
+MODES = (*UNFITTED, "calibrated")
 YARDSTICKS = ("flop rate", "sheet x factor", "held back")
 SWEEP = 8  # layouts at least
 T = TypeVar("T")
@@ -252,25 +253,26 @@ def _bars(held_out: Sequence[PredictedRow]) -> dict[str, Any]:
                 rows for rows in systems
                 if len(rows) >= least and (rows[0].row.regime == "dense bf16") == is_kind
             ]  # fmt: skip
-            medians = {
-                mode: quantile([_errors(rows, mode)["median"] for rows in own], 0.5)
-                for mode in (*MODES, *YARDSTICKS)
-            }
             name = f"{kind}, systems of {least} rows or more" if least > 1 else f"{kind}, all systems"
-            found[name] = {"systems": len(own), **medians}
+            found[name] = {"systems": len(own), **_medians(own, (*MODES, *YARDSTICKS))}
     return found
+
+
+def _medians(
+    systems: Sequence[Sequence[PredictedRow]], modes: Sequence[str], which: str = "median"
+) -> dict[str, float]:
+    """Return the median over systems of one of their errors."""
+    return {mode: quantile([_errors(rows, mode)[which] for rows in systems], 0.5) for mode in modes}
 
 
 def _machines(counted: Sequence[PredictedRow]) -> dict[str, Any]:
     """Return what is never calibrated, of all rows of a machine: the median over systems."""
     found: dict[str, dict[str, float]] = {}
     for machine, rows in _by(counted, lambda each: each.row.machine.name).items():
-        systems = _by(rows, _system).values()
-        found[machine] = {"rows": len(rows), "systems": len(systems)}
-        for mode in ("sheets", "sustained", "gpu"):
-            every = [_errors(own, mode) for own in systems]
-            found[machine][mode] = quantile([each["median"] for each in every], 0.5)
-            found[machine][f"{mode} signed"] = quantile([each["q50"] for each in every], 0.5)
+        systems = list(_by(rows, _system).values())
+        signed = {f"{mode} signed": error for mode, error in _medians(systems, UNFITTED, "q50").items()}
+        counts = {"rows": len(rows), "systems": len(systems)}
+        found[machine] = {**counts, **_medians(systems, UNFITTED), **signed}
     return found
 
 

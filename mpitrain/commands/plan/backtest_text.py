@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpitrain.errors import counted
-from mpitrain.planner.backtest_errors import MODES, SWEEP, YARDSTICKS
+from mpitrain.planner.backtest_errors import MODES, SWEEP, UNFITTED, YARDSTICKS
 from mpitrain.planner.fitted import quantile
 
 
@@ -82,7 +82,7 @@ def _text_of_machines(report: Mapping[str, Any]) -> list[str]:
     for machine, each in report["machines"].items():
         words = ", ".join(
             f"{mode} {_percent(each[mode]).strip()} ({_percent(each[f'{mode} signed']).strip()})"
-            for mode in ("sheets", "sustained", "gpu")
+            for mode in UNFITTED
         )
         counts = f"{counted(each['systems'], 'systems')}, {counted(each['rows'], 'rows')}"
         lines.append(f"  {machine} ({counts}): {words}")
