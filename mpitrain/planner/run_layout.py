@@ -25,7 +25,6 @@ from mpitrain.plan.predict.step_time.machine import (
     MEASURED,
     ON_CPU,
     ON_GPU,
-    MachineFile,
     MachineRates,
     find_machine,
     like_gpu,
@@ -155,7 +154,8 @@ class _Choice:
             config = _with_recorded(self._given, before)
             if self._changes_fixed(config):  # that was set since
                 return None
-            return config if self._fits(self._plan(config)) else None
+            fits = self._limit is None or self._held(self._plan(config)) <= self._limit.usable
+            return config if fits else None
         return None
 
     def _changes_fixed(self, config: Config) -> bool:
@@ -204,13 +204,10 @@ class _Choice:
 
     def _rates(self) -> MachineRates:
         """Return the figures of the machine, or those of one of its kind, with its nodes and memory."""
-        rates = machine_of(self._machine or self._of_its_kind())
+        alike = like_gpu(self._request.gpu.name) if self._request.gpu else None
+        rates = machine_of(self._machine or alike or find_machine(ON_GPU if self._on_gpu else ON_CPU))
         memory = self._limit.num_bytes if self._limit else rates.memory_bytes
         return rates._replace(ranks_per_node=self._node_ranks(), memory_bytes=memory)
-
-    def _of_its_kind(self) -> MachineFile:
-        found = like_gpu(self._request.gpu.name) if self._request.gpu else None
-        return found or find_machine(ON_GPU if self._on_gpu else ON_CPU)
 
     def _is_measured(self) -> bool:
         """Return whether the figures of run.machine were measured on it, and nothing disturbed that."""
@@ -222,9 +219,6 @@ class _Choice:
     def _held(self, plan: Plan) -> int:
         held = held_by_ranks(plan, self._on_gpu)
         return self._limit.needed(held) // self._limit.ranks if self._limit else max(held)
-
-    def _fits(self, plan: Plan) -> bool:
-        return self._limit is None or self._held(plan) <= self._limit.usable
 
     def _of_limit(self) -> str:
         return f", of {self._limit.source}" if self._limit else ""
