@@ -53,7 +53,7 @@ class SearchSpace(NamedTuple):
     may_offload: bool = False
 
     def resolved(self, config: Config) -> ResolvedConfig:
-        """Return a configuration as a run on the machine resolves it. Raises ConfigError, as a run does."""
+        """Resolve a configuration as a run on the machine does. Raises ConfigError."""
         ranks = JobRanks.filling(self.ranks, self.machine.ranks_per_node)
         return resolve(config, ranks, self.vocab, self.needed)
 
@@ -135,7 +135,7 @@ def _degrees(space: SearchSpace, model: StepModel) -> Iterator[tuple[int, int, i
 
 
 def _zeros(space: SearchSpace, data: int, pp: int, tp: int) -> list[tuple[int, int]]:
-    """Return ZeRO's stages with the ranks that share state; stage 3 alone where its gathers are fixed."""
+    """Return ZeRO's stages with the ranks that share state; 3 alone where gathers are fixed."""
     gathers = space.fixed.get("parallel.gather", GATHER) != GATHER
     stages = _stages_of_zero(space, data, pp, tp)
     return [(zero, sharded) for zero, sharded in stages if zero == 3 or not gathers]
@@ -156,7 +156,7 @@ def _stages_of_zero(space: SearchSpace, data: int, pp: int, tp: int) -> list[tup
 
 
 def _experts(space: SearchSpace, model: StepModel, ranks: int, tp: int) -> list[tuple[int, int]]:
-    """Return degrees of ep with those of etp: experts are whole, or divided as the dense layers are."""
+    """Return degrees of ep and etp: experts are whole, or divided as dense layers are."""
     if model.experts is None:
         return [(space.fixed.get("parallel.ep", 1), space.fixed.get("parallel.etp", 1))]
     eps = tuple(ep for ep in _divisors(model.experts.count) if ranks % ep == 0 and ep <= 128)
@@ -186,7 +186,7 @@ def _schedules(space: SearchSpace, model: StepModel, pp: int) -> list[tuple[str,
 
 
 def _chunks(name: str, fixed: int | None) -> tuple[int | None, ...]:
-    """Return the values of pipeline.chunks that a schedule is tried with; None: as many as it has."""
+    """Return values of pipeline.chunks to try with a schedule; None: as many as it has."""
     if name in catalog.LOOPED and not fixed:
         return (2, 4)
     return (fixed,)

@@ -27,7 +27,7 @@ GUESS, PREDICTED = "a guess", "predicted"
 
 
 class SaveTimes(NamedTuple):
-    """Seconds of a save, and those of them for which training stands still; who says so, in words."""
+    """Seconds of a save, and of the stall of training in it; who says so, in words."""
 
     took_s: float
     stall_s: float

@@ -164,7 +164,7 @@ def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: i
 
 
 def _batch(fields: Mapping[str, str], dp: int, zero: int, assumed: dict[str, str]) -> tuple[int, list[int]]:
-    """Return the sequences of a step, and of a microbatch: some, where that isn't said and decides."""
+    """Return sequences of a step and of a microbatch: some, where it decides and isn't said."""
     batch, micro, count = (count_in(fields, key) for key in ("gbs_seqs", "mbs", "n_microbatches"))
     if batch is None:
         if micro is None or count is None:
@@ -183,7 +183,7 @@ def _batch(fields: Mapping[str, str], dp: int, zero: int, assumed: dict[str, str
 
 
 def _possible_micros(batch: int, dp: int, zero: int, assumed: dict[str, str]) -> list[int]:
-    """Return the microbatches of a row that says none: with ZeRO-3 they decide, else one is assumed."""
+    """Return microbatches of a row that says none: they decide with ZeRO-3, else 1 is assumed."""
     possible = [each for each in MICROS if batch % (dp * each) == 0] if zero == 3 else [1]
     assumed["micro"] = "1 to 8" if len(possible) > 1 else "1"
     return possible or [1]

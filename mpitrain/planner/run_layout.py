@@ -112,7 +112,7 @@ class _Choice:
         return self._faster(found)
 
     def _faster(self, found: PlannedLayout | None) -> AnsweredLayout:
-        """Return the planner's choice if a measured machine is faster with it by GAIN, else the default."""
+        """Return the planner's choice if it saves GAIN on a measured machine, else the default."""
         given = self._request.config
         seconds = self._default_seconds()
         if found is None:
@@ -141,7 +141,7 @@ class _Choice:
     # ------------------------------------------------------------ what was recorded
 
     def _recorded(self) -> Config | None:
-        """Return the layout that the run directory has recorded as planned, for as many ranks, if it fits."""
+        """Return the layout that the run directory recorded, for as many ranks, if it fits."""
         rundir = RunDir(self._request.config.run.dir)
         with suppress(MpitrainError, OSError):  # what is wrong there is said when the directory is taken
             if kind_of(rundir.config) != "a file":
@@ -167,7 +167,7 @@ class _Choice:
     # ------------------------------------------------------------ what is planned
 
     def _planned(self) -> PlannedLayout | None:
-        """Return the best layout by prediction that a run accepts and that fits, None if there is none."""
+        """Return the best layout by prediction that a run accepts and that fits; or None."""
         request, rates = self._request, self._rates()
         micro = {"batch.micro": self._given.batch.micro}
         space = SearchSpace(
@@ -203,14 +203,14 @@ class _Choice:
         return self._request.config.comm.node_ranks or self._request.ranks.largest_node
 
     def _rates(self) -> MachineRates:
-        """Return the figures of the machine, or those of one of its kind, with its nodes and memory."""
+        """Return figures of the machine, or of one of its kind, with its nodes and memory."""
         alike = like_gpu(self._request.gpu.name) if self._request.gpu else None
         rates = machine_of(self._machine or alike or find_machine(ON_GPU if self._on_gpu else ON_CPU))
         memory = self._limit.num_bytes if self._limit else rates.memory_bytes
         return rates._replace(ranks_per_node=self._node_ranks(), memory_bytes=memory)
 
     def _is_measured(self) -> bool:
-        """Return whether the figures of run.machine were measured on it, and nothing disturbed that."""
+        """Return whether figures of run.machine were measured on it, undisturbed."""
         if self._machine is None or self._machine.disturbed:
             return False
         figures = self._machine.products.values()

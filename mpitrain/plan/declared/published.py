@@ -70,7 +70,7 @@ _GPTS = {
     "gpt-98.5b": (78, 10240, 80, 50304, "arXiv:2405.15362, table 3"),
     "bloom-176b": (70, 14336, 112, 250880, "arXiv:2211.05100, table 3"),
 }
-# with a gate: blocks, width, heads, key-value heads, hidden units, vocabulary, source; and other keys
+# with a gate: blocks, width, heads, key-value heads, hidden units, vocabulary; other keys
 _LLAMAS: dict[str, tuple[tuple[int, ...], str, dict[str, Keys]]] = {
     "llama-1.34b": ((16, 2048, 32, 32, 8192, 131072), _PLAYBOOK, dict(model=dict(tied=True))),
     "llama-3.57b": ((28, 3072, 24, 24, 8192, 131072), _PLAYBOOK, dict(model=dict(tied=True))),
@@ -142,7 +142,7 @@ NOT_A_TRANSFORMER = {"nemotron3nano": "its blocks are mostly Mamba-2, of which n
 
 
 def _letters(name: str) -> str:
-    """Return the letters and digits of a model's name, without what is in brackets or says `like`."""
+    """Return letters and digits of a model's name, without brackets and `like`."""
     return re.sub(r"\(.*?\)|-?like|[^a-z0-9.]", "", name.lower()).replace(".", "")
 
 

@@ -36,7 +36,7 @@ HALF_LENGTH = 300.0
 
 
 def product_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
-    """Return the seconds of a product: the longer of computing and reading it; none of an empty one."""
+    """Return the seconds of a product: the longer of computing and reading it."""
     if not product.flops:
         return 0.0
     m, n, k = product.m, product.n, product.k
@@ -118,7 +118,7 @@ def _rate_on_a_cpu(core: AttentionCore, machine: MachineRates, backward: bool, d
 
 
 def _exponent(rate: float, of_short: float) -> float:
-    """Return the power of a sequence's length times a head's width by which attention's rate falls."""
+    """Return the power of length times a head's width by which attention's rate falls."""
     sizes = MEASURED_LENGTH * MEASURED_WIDTH / (SHORT_LENGTH * SHORT_WIDTH)
     return max(0.0, math.log(rate / of_short) / math.log(sizes))
 
