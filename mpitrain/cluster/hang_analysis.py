@@ -28,13 +28,8 @@ MOST_NAMED = 8
 class Rank:
     """A rank when its node was asked.
 
-    node: its name.
-    condition: of its process.
-    held_in: where in the kernel.
-    for_s: where it is.
-
-    gave_up: what it said when its wait was too long.
-    late: it has been where it is for longer than its limit.
+    condition: of its process. held_in: where in the kernel. for_s: where it is.
+    gave_up: what it said when its wait was too long. late: that is over its limit.
     """
 
     where: Where

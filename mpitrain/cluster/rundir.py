@@ -69,14 +69,10 @@ class RunDir:
     def take(
         self, lost: Callable[[str], object], still_waiting: Callable[[str], object], job: str = ""
     ) -> tuple[str, str]:
-        """Make the directory, if need be, and take its lock.
+        """Make the directory and take its lock; return the lock's token, and a word on its last holder.
 
-        Return the lock's token, and what is to be said of its last holder.
-
-        lost, still_waiting, job: see Lock.
-
-        Raises CheckpointError, and leaves nothing behind, if the directory can't be used or is in
-        use.
+        lost, still_waiting, job: see Lock. Raises CheckpointError, and leaves nothing behind, if
+        the directory can't be used or is in use.
         """
         self._require_usable()
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -329,11 +325,8 @@ def _as_it_was(key: str, before: Config) -> str:
 class _Survey(NamedTuple):
     """What is in a metrics.jsonl.
 
-    first_bytes: of the lines up to a step that it begins with.
-    in_one_piece: there are no more of them.
-
-    damaged: the first line that can't be read, counted from 1, 0 if there is none; the last line,
-    torn by a kill, doesn't count.
+    first_bytes: of its first lines, those up to a step. in_one_piece: there are no more of them.
+    damaged: the first line that can't be read, from 1; 0: none, or the last one, torn by a kill.
     """
 
     first_bytes: int

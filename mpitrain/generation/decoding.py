@@ -26,10 +26,8 @@ from mpitrain.plan.predict.memory_limit import limit_of_node
 class NextToken:
     """Logits of what comes after a text that grows.
 
-    stage: the whole model, without gradients.
-    sequence: tokens of the context.
-    ends: the token that ends a document, if attention stays within one.
-    cached: keep keys and values of the text.
+    stage: the whole model, without gradients. sequence: tokens of the context. cached: by a
+    key-value cache. ends: the token that ends a document, if attention stays within one.
     """
 
     def __init__(self, stage: Stage, sequence: int, ends: int | None, cached: bool):

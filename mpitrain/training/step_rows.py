@@ -39,10 +39,8 @@ class StepRows:
     def microbatches(self, sampler: Samplers, first: int, most: int | None = None) -> list[Microbatch]:
         """Return this rank's microbatches of the step that begins at place `first` of the order.
 
-        Stages in the middle look only for documents.
-
-        most: sequences that count, of those of all steps; what fills the last step after them
-        carries no loss.
+        Stages in the middle look only for documents. most: sequences that count, of those of all
+        steps; what fills the last step after them carries no loss.
         """
         device = self._actor.site.device
         needed = self._actor.cutter.needs_tokens(self._separate)

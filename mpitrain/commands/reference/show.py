@@ -32,18 +32,13 @@ def explain(name: str | None) -> str:
     raise _unknown(name)
 
 
-def keys_named(name: str | None) -> list[str]:
-    """Return the keys of a table, one key, or all. Raises ConfigError for another name."""
-    if name and name not in tables() and name not in every_key():
-        raise _unknown(name)
-    return [key for key in every_key() if not name or key == name or key.startswith(f"{name}.")]
-
-
 def origins_of(path: str, name: str | None) -> str:
     """Return a line for each key with a value (of `name`), of a run or file. Raises InputError."""
     from mpitrain.cluster.rundir import RunDir, read_with_origins, require_run
 
-    keys = keys_named(name)
+    if name and name not in tables() and name not in every_key():
+        raise _unknown(name)
+    keys = [key for key in every_key() if not name or key == name or key.startswith(f"{name}.")]
     if os.path.isdir(path):
         require_run(run := RunDir(path))
         given = read_with_origins(run.config)

@@ -33,11 +33,8 @@ UNHEALTHY_AFTER = 3  # windows in a row
 class Busy(NamedTuple):
     """What a rank tells of some steps.
 
-    group: ranks that have the same work.
-    often, middle: busy for so long in 3 of 4 steps, in 2 of 4.
-
-    work: relative to others.
-    waits: the ranks it waited for longest, with seconds a step.
+    group: ranks with the same work. often, middle: busy for so long in 3 of 4 steps, in 2 of 4.
+    work: relative to others. waits: the ranks it waited for longest, with seconds a step.
     """
 
     node: str
