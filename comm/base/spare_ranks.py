@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 SPARE = -1  # the place of a spare
 NAP_S = 0.02  # between two looks of a spare, which leaves its core to others
-# for which no further death is reported before a repair begins. Deaths of a node are reported one by one, and
-# Open MPI 5.0.11 crashes at one that comes while it makes a communicator (ompi_comm_set_rank_failed)
-SETTLED_S = 0.1
 END_TAG = 1
 ENABLED = "OMPI_MCA_mpi_ft_enable"  # what mpirun --with-ft ulfm has ranks see
 
@@ -147,7 +144,6 @@ class SpareRanks:
 
         Raises RankLostError, alike on all, if spares are too few, and there can't be fewer places.
         """
-        self._let_deaths_settle()
         shrunk = self._shrunk()
         was, now = self._all.Get_group(), shrunk.Get_group()
         alive = now.Translate_ranks(None, was)
@@ -175,16 +171,6 @@ class SpareRanks:
                 "the run resumes with its next start"
             )
         return lost
-
-    def _let_deaths_settle(self) -> None:
-        """Wait until no further death has been reported for SETTLED_S."""
-        known = -1
-        while self._all.Get_failed().size != known:
-            known = self._all.Get_failed().size
-            end_s = time.monotonic() + SETTLED_S
-            while time.monotonic() < end_s:
-                MPI.COMM_SELF.Iprobe()  # has MPI take in what is reported
-                time.sleep(NAP_S)
 
     def _shrunk(self) -> "RevocableComm":
         """Return the communicator of the ranks that live, when all of them have it."""

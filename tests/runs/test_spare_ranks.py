@@ -54,7 +54,7 @@ LAYOUTS = [
 ]
 SPARES = 2
 KILLS = numbers(range(4), 200)
-# Open MPI 5.0.11's own, at a death that is reported while it makes a communicator
+# Open MPI 5.0.11 calls collectives of a communicator that it hasn't chosen yet, if a rank of it dies there
 CRASH = "ompi_comm_set_rank_failed"
 MOMENTS = ("a step", "two at once", "a repair", "a save", "the start")
 
