@@ -31,7 +31,7 @@ Line = tuple[str, str]  # name, finding
 MANY = {  # hundreds of ranks on one host, for a dry run
     "MPICH": "of more than 256 ranks on one host MPICH's mpirun hangs: name it as several nodes, "
     "for 512 ranks mpirun -launcher fork "
-    "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with " + SMALLER["MPICH"][1]
+    "-hosts n0:64,n1:64,n2:64,n3:64,n4:64,n5:64,n6:64,n7:64 -n 512, with " + SMALLER["MPICH"]
 }
 
 

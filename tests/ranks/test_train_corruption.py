@@ -114,7 +114,7 @@ def twice(world, settings, *, faults=(), of_rank=1, stop=lambda: 0):
     rows = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (config.batch.global_, 17)))
     microbatches = actor.cutter.cut(rows.chunk(config.parallel.dp)[mesh["dp"].rank])
     checked = RecomputeCheck(actor, everyone(world))
-    reduce = actor.gradients.reduce
+    reduce = actor._handlers["REDUCE"]
     passes = []
 
     def run_counted(compute):
@@ -124,16 +124,16 @@ def twice(world, settings, *, faults=(), of_rank=1, stop=lambda: 0):
 
         return checked(planted)
 
-    def reduced(stage, number, microbatch=None):
+    def reduced(action, work):
         if world.rank == of_rank and passes and len(passes) in faults:
-            gradient = actor.stages[stage].state.buckets[number].gradients[0]
+            gradient = actor.stages[action.stage].state.buckets[action.index].gradients[0]
             value = gradient.whole.flatten()[:1].view(torch.int32)
             value ^= 1 << (20 + len(passes))  # another bit each time
             passes_done.append(len(passes))
-        reduce(stage, number, microbatch)
+        reduce(action, work)
 
     passes_done = []
-    actor.gradients.reduce = reduced
+    actor._handlers["REDUCE"] = reduced
     asked = StepRequests(stop)
     actor.run_step(1, microbatches, 1e-2, asked=asked, pass_runner=run_counted)
     weights = [piece.weight.clone() for piece in actor.gradients.pieces]

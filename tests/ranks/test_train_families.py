@@ -6,6 +6,8 @@ and these with experts. MPITRAIN_EFFORT=all takes every layout for every kind of
 few for some.
 """
 
+from dataclasses import replace
+
 import pytest
 from conftest import EVERY, agree, but_for
 from oracle_families import further_loss
@@ -226,7 +228,7 @@ def family(config):
             Attention(model.width, model.heads, model.kv_heads, rope, depth, eps, normed=True)
         ]
     elif kind == "sinking":
-        rope = rope_of(own, head_width(config), rounded=False)
+        rope = replace(rope_of(own, head_width(config)), rounded=False)
         make = lambda window: Attention(  # noqa: E731
             model.width,
             model.heads,

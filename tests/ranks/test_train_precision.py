@@ -89,14 +89,14 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
         mesh["dp"].rank
     ]
     before = [piece.weight.clone() for piece in actor.gradients.pieces]
-    reduce = actor.gradients.reduce
+    reduce = actor._handlers["REDUCE"]
 
-    def planted(stage, bucket, *each):
+    def planted(action, work):
         if mesh["dp"].rank == world.size - 1:
-            actor.stages[stage].state.buckets[bucket].gradients[0].whole[3:4] = torch.inf
-        reduce(stage, bucket, *each)
+            actor.stages[action.stage].state.buckets[action.index].gradients[0].whole[3:4] = torch.inf
+        reduce(action, work)
 
-    actor.gradients.reduce = planted
+    actor._handlers["REDUCE"] = planted
     result = actor.run_step(1, actor.cutter.cut(rows), 1e-2)
     scale = actor.loss_scale.value
     agree(world, result.skipped and scale == START / 2, f"{result}, scale {scale}")
@@ -105,7 +105,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(world):
         all((a == b.weight).all() for a, b in zip(before, actor.gradients.pieces)),
         "weights changed in a skipped step",
     )
-    actor.gradients.reduce = reduce
+    actor._handlers["REDUCE"] = reduce
     result = actor.run_step(2, actor.cutter.cut(rows), 1e-2)
     agree(world, not result.skipped and actor.loss_scale.value == scale, f"{result}")
     agree(
