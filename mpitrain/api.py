@@ -167,7 +167,10 @@ class _Door:
 
 
 class OpenRun:
-    """A run that is open, on one rank; open_run() makes it. live: given the line of steps."""
+    """A run that is open, on one rank. Made by open_run().
+
+    live: is given the line on a terminal that shows the steps.
+    """
 
     def __init__(self, trainers: "Trainers", live: ExitStack):
         self._trainers = trainers
@@ -281,7 +284,10 @@ class OpenRun:
         return parts
 
     def end(self) -> int:
-        """End what is under way; if the run is over say so, and return its exit code. Collective."""
+        """End what is under way, and say how it went if the run is over; return the exit code.
+
+        Collective over all ranks. open_run() calls it.
+        """
         if self._code is None:
             with self._door.within("end()"):
                 self._door.shut()

@@ -1,4 +1,7 @@
-"""The command line: click commands and nothing else; each imports what it needs when it runs."""
+"""The command line: click commands and nothing else.
+
+Each imports what it needs when it runs: --help answers at once.
+"""
 
 import os
 import re
@@ -47,7 +50,10 @@ if TYPE_CHECKING:
 
 
 class MissingCommand(click.UsageError):
-    """A group of commands was called without one: its help on stderr, and exit code 2."""
+    """A group of commands was called without one.
+
+    Its help on standard error, whatever version of click is there, and exit code 2.
+    """
 
     def __init__(self, context: click.Context):
         super().__init__("a command is missing", context)
@@ -57,7 +63,9 @@ class MissingCommand(click.UsageError):
 
 
 class Command(click.Command):
-    """Shows its whole first sentence in its group's help, where click would cut it."""
+    """Stands in the help of its group with its whole first sentence, which click would cut at the
+    end of the line.
+    """
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(INTEGERS)
@@ -117,7 +125,9 @@ OVERRIDE = option_named("overrides", overrides_option())
 
 
 def main() -> None:
-    """Run the command line; the launcher's first rank reports an error, once."""
+    """Run the command line; errors are reported once, by the first rank of the launcher, and end
+    with their exit code.
+    """
     entry.settle_libraries()
     std_streams.settle()
     try:

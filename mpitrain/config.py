@@ -699,7 +699,10 @@ def read(path: str | Path | None, overrides: Iterable[str] = ()) -> LoadedConfig
 
 
 def parse(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
-    """Check a tree of tables; return the Config. typed: plug-ins that this command may load."""
+    """Check a tree of tables against the typed keys and return the Config.
+
+    typed: plug-ins that the user named in this command; another one is refused (plugins.py).
+    """
     _refuse_unknown(tree, Config, "")
     plugins.refuse_untyped(tree, typed)
     try:
@@ -730,7 +733,9 @@ def _require_finite(key: str, value: Any) -> None:
 
 
 def _at_home(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace `~` in front of paths by the home folder: no shell does after `--set run.dir=`."""
+    """Return the tree with `~` in front of paths replaced by the home folder, which no shell does
+    after `--set run.dir=`.
+    """
     resolved = {table: dict(keys) for table, keys in tree.items()}
     for key in PATHS:
         table, _, name = key.partition(".")
@@ -757,7 +762,10 @@ def _expanded(key: str, value: Any) -> Any:
 
 
 def _instead(tree: Mapping[str, Any], place: str) -> str:
-    """Return what msgspec leaves out for a wrong value: the choices there are, else the value."""
+    """Return what msgspec doesn't say of a wrong value at `table.key`, or of an item of it.
+
+    The choices there are, or else the value.
+    """
     if not place:
         return ""
     kind: Any = Config
@@ -781,7 +789,10 @@ def _instead(tree: Mapping[str, Any], place: str) -> str:
 
 
 def _require_writable(key: str, value: str) -> None:
-    """Raise ConfigError for text that config.toml can't hold: paths needn't be UTF-8, TOML is."""
+    """Raise ConfigError for text that config.toml can't hold, and no resumed run could read.
+
+    Paths needn't be UTF-8, TOML is.
+    """
     if "\0" in value:
         raise ConfigError(
             f'{key} = "{shown(value)}": found a NUL character, which no path and no name has; leave it out'
@@ -805,7 +816,10 @@ def _plugins(tree: Mapping[str, Any]) -> set[str]:
 
 
 def _is_of_a_run(tree: Mapping[str, Any], real: str) -> bool:
-    """Return whether a file is a run's own config.toml; a copy of another name is the user's."""
+    """Return whether a file is the config.toml of a run directory, which a run has written.
+
+    A copy by another name is the user's own.
+    """
     folder = Path(real).parent
     written = DERIVED in tree or config_hints.recognised(folder) == config_hints.RUN_DIRECTORY
     return Path(real).name == "config.toml" and written
@@ -855,7 +869,10 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, 
 
 
 def _to_give(path: Path) -> str:
-    """Return what to give instead of a path without TOML, by what it holds."""
+    """Return what to give instead of a path that holds no TOML, if it is known what it holds.
+
+    Else that TOML is needed.
+    """
     recognised = config_hints.recognised(path)
     if not recognised and "=" in str(path):
         return f"a key is changed by --set {shown(path)}"
@@ -871,7 +888,10 @@ def _to_give(path: Path) -> str:
 
 
 def toml_of(text: str, path: Path) -> dict[str, Any]:
-    """Return the tables of a text of any depth and length. Raises ConfigError with `path`."""
+    """Return the tables of a file's text, of whatever depth and length. Raises ConfigError if it is no TOML.
+
+    path: where it is from.
+    """
     where = shown(path)
     dots, number = max(
         ((line.count("."), number) for number, line in enumerate(text.splitlines(), start=1)), default=(0, 0)
@@ -962,7 +982,10 @@ def _value(text: str, override: str) -> Any:
 
 
 def as_override(key: str, text: str) -> str:
-    """Return `key=text` as a shell word for --set; what TOML would take for another is quoted."""
+    """Return `key=text` as a word for a shell after --set.
+
+    Text that TOML would take for a number, or for a date, is quoted.
+    """
     try:
         plain = _value(text, key) == text
     except ConfigError:
@@ -971,7 +994,10 @@ def as_override(key: str, text: str) -> str:
 
 
 def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: str = "") -> None:
-    """Raise ConfigError for the first unknown key, with the nearest known. where: the file."""
+    """Raise ConfigError for the first key that `kind` doesn't have, with the nearest ones it has.
+
+    where: the file, if it is known.
+    """
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in tree.items():
         if key not in fields:
@@ -1023,7 +1049,10 @@ def to_toml(config: Config) -> str:
 
 
 def given_toml(given: LoadedConfig) -> str:
-    """Write the keys that were given or chosen as TOML, but for what model.init gives again."""
+    """Write the keys that were given or chosen, as TOML that load() reads.
+
+    What model.init gives comes with it again.
+    """
     begins = bool(given.config.model.init)
 
     def is_kept(key: str) -> bool:
@@ -1038,7 +1067,9 @@ def given_toml(given: LoadedConfig) -> str:
 
 
 def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
-    """Write what was asked, and in a table of its own what was derived, both with origins."""
+    """Write what was asked as TOML that load() reads, and what was derived from it in a table that
+    only resolved_with_origins() reads; both with their origins.
+    """
     tables = _as_tables(asked.config)
     whole = _as_tables(resolved.config)
     changed = {
@@ -1066,7 +1097,11 @@ def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
 
 
 def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collection[str] = ()) -> LoadedConfig:
-    """Check a run's config.toml with its derived keys. path: for messages. typed: see parse()."""
+    """Check what a run has written to its directory, its derived keys included; return the resolved
+    configuration and the origins.
+
+    path: for messages. typed: as parse() takes it.
+    """
     asked = dict(tree)
     table = asked.pop(origins.TABLE, None)
     record = origins.read_record(table, path)

@@ -275,7 +275,10 @@ MOST_SHOWN = 1e15  # of a number that is to be written as text
 
 
 def form_that_works(key: str, value: Any, kind: Any) -> str:
-    """Return how to write a value for a key of type `kind`, by a guess; "" without one."""
+    """Return how a value has to be written for a key of type `kind`, as far as one can guess what was meant.
+
+    "" if not.
+    """
     if key == "run.log_every" and isinstance(value, float):
         return f'"{value:g}s" for seconds'
     if key == "run.time_limit" and _number(value) is not None:
@@ -344,7 +347,10 @@ def _kinds(kind: Any) -> set[type]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number, also in spellings that TOML lacks (`.5`, `1_000`); else None."""
+    """Return a number, also one in a spelling that TOML doesn't have, such as `.5` or `1_000`.
+
+    None for what is none, or isn't finite.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -376,7 +382,10 @@ def recognised(path: str | Path, own: bool = True) -> str:
 
 
 def keys_of_model(folder: str | Path) -> str:
-    """Return settings for a model of the sizes in a Hugging Face config.json; "" without one."""
+    """Return the settings that make a model of the sizes that a Hugging Face folder's config.json has.
+
+    "" if it has none.
+    """
     sizes = _config_of_model(Path(folder), read_file)
     size_by_key = {key: sizes.get(name) for name, key in OF_MODEL.items()}
     numbers = {

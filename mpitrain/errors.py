@@ -1,4 +1,9 @@
-"""Every error a user can cause: what was found, needed, to change. Imports nothing of ours."""
+"""Every error a user can cause.
+
+Each says what was found, what was needed and what to change; each knows its exit code.
+
+This module is the bottom of the package: it imports nothing of ours.
+"""
 
 import sys
 from collections.abc import Iterable
@@ -12,7 +17,10 @@ STOPPED_EARLY = 75
 
 
 class MpitrainError(Exception):
-    """Something failed; exit_code ends the process. everywhere: all ranks raise it alike."""
+    """Something could not be done; `exit_code` is what the process ends with.
+
+    everywhere: all ranks raise it, and one tells it.
+    """
 
     exit_code = FAILED
     everywhere = False
@@ -22,7 +30,10 @@ class MpitrainError(Exception):
 
 
 class InputError(MpitrainError):
-    """Bad input: reported once, without a traceback, before anything is written."""
+    """The user gave something that cannot work.
+
+    Reported once, without a traceback, before anything is written.
+    """
 
     exit_code = BAD_INPUT
 
@@ -60,7 +71,12 @@ class StorageError(InputError):
 
 
 class StoppedEarly(MpitrainError):
-    """A rank leaves where nothing is to save. where: it is. why: it has to. kept: isn't lost."""
+    """A rank has to leave where there is nothing to save.
+
+    where: it is.
+    why: it has to.
+    kept: what isn't lost.
+    """
 
     exit_code = STOPPED_EARLY
 
@@ -78,7 +94,10 @@ class StoppedEarly(MpitrainError):
 
 
 class DtypeError(MpitrainError):
-    """A buffer that no collective takes (dtype, layout, length); raised before anything is sent."""
+    """A buffer that a collective cannot take: wrong dtype, not contiguous, wrong length.
+
+    Raised before anything is sent.
+    """
 
 
 class MessageError(MpitrainError):

@@ -88,7 +88,10 @@ def _content(descriptor: int, most_bytes: int) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int) -> str:
-    """Return a UTF-8 file without Windows' mark in front. Raises OSError as read_file()."""
+    """Return the content of a UTF-8 file, without the mark that Windows puts in front.
+
+    OSError as in read_file.
+    """
     content = read_file(path, most_bytes)
     try:
         return content.decode("utf-8-sig")
@@ -176,7 +179,13 @@ def _open_folder(folder: int, name: str, path: Path) -> int:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
-    """Open a run's regular file without waiting; return it. own: as folder_of(). Raises OSError."""
+    """Open a regular file of a run directory and return its descriptor.
+
+    Raises OSError for anything else, without waiting for it.
+
+    flags: of os.open(); with O_CREAT it is made if there is none.
+    own: as folder_of() has it.
+    """
     with folder_of(path, own) as (folder, name):
         try:
             kind = _kind_in(folder, name)
@@ -198,7 +207,10 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
 
 
 def append_lines(path: Path, lines: bytes) -> None:
-    """Append whole lines to a run's regular file, after a torn line a new one. Raises OSError."""
+    """Append whole lines to a regular file of a run directory; after a torn line begin a new one.
+
+    Raises OSError.
+    """
     descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     with open(descriptor, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -207,20 +219,29 @@ def append_lines(path: Path, lines: bytes) -> None:
 
 
 def read_regular(path: Path, most_bytes: int, own: int = 1) -> bytes:
-    """Return a run's regular file of at most `most_bytes`. own: see folder_of(). Raises OSError."""
+    """Return the content of a regular file of a run directory, of at most `most_bytes`. Raises OSError.
+
+    own: as folder_of() has it.
+    """
     with open(open_regular(path, own=own), "rb", buffering=0) as file:
         _require_size(os.fstat(file.fileno()).st_size, most_bytes)
         return _content(file.fileno(), most_bytes)
 
 
 def make_folder(path: Path, own: int = 1) -> None:
-    """Make a folder of a run. own: see folder_of(). Raises OSError, such as FileExistsError."""
+    """Make a folder of a run directory. Raises OSError, FileExistsError if there is something.
+
+    own: as folder_of() has it.
+    """
     with folder_of(path, own) as (folder, name):
         os.mkdir(name, dir_fd=folder)
 
 
 def names_in(path: Path) -> list[tuple[str, bool]]:
-    """Return (name, is or leads to a folder) of what is in a folder, no link. Raises OSError."""
+    """Return the names in a folder that is no link, and whether each is that of a folder or leads to one.
+
+    Raises OSError.
+    """
     with folder_of(path) as (folder, name):
         inner = _open_folder(folder, name, path)
         readable = _readable(inner)
@@ -239,7 +260,10 @@ def rename(path: Path, name: str, own: int = 1) -> None:
 
 
 def remove(path: Path, own: int = 1) -> None:
-    """Remove a path: a folder whole, a link alone. own: see folder_of(). Raises OSError."""
+    """Remove what is at `path`, a folder with all that is in it; a link alone. Raises OSError.
+
+    own: as folder_of() has it.
+    """
     with folder_of(path, own) as (folder, name):
         try:
             if _kind_in(folder, name) == "a folder":
@@ -351,7 +375,9 @@ def os_errors_as(kind: type[Exception], what: str, advice: str = "") -> Iterator
 
 
 def is_there(path: str | Path) -> bool:
-    """Return whether a name, which may mean something else, is there, readable or not."""
+    """Return whether a name that may also mean something else is that of anything on disk, readable
+    or not.
+    """
     try:
         return os.path.lexists(path)
     except ValueError:
@@ -378,12 +404,17 @@ def _require_size(size: int, most_bytes: int) -> None:
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a name is one line of a script: no controls, no turns of direction, UTF-8."""
+    """Return whether a name is one line of a script and of a message: without control characters
+    and turns of direction, all of UTF-8.
+    """
     return not any(unicodedata.category(c) in CONTROL or c in TURNS for c in text)
 
 
 def obeyed(c: str) -> bool:
-    """Return whether a terminal obeys a character: controls, and turns of direction."""
+    """Return whether a terminal does something else with a character than to show it in its place.
+
+    controls, and turns of direction.
+    """
     return (unicodedata.category(c) == "Cc" and c not in "\n\t") or c in TURNS
 
 
@@ -393,7 +424,10 @@ def printable(text: str) -> str:
 
 
 def as_argument(path: str | Path) -> str:
-    """Return a path as a shell word in a command to be typed; no command takes it for an option."""
+    """Return a path as a word for a shell, in a command that a user may type.
+
+    No command takes it for an option.
+    """
     text = str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
@@ -416,7 +450,10 @@ def decoded(content: bytes, kind: type[T]) -> T:
 
 
 def shown(value: object) -> str:
-    """Return text for a message: one line without controls or broken UTF-8, cut where long."""
+    """Return text for a message.
+
+    One line without control characters or broken UTF-8, and cut where it is long.
+    """
     try:
         text = str(value) if isinstance(value, (str, Path, Exception)) else repr(value)
     except (ValueError, RecursionError):

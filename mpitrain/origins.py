@@ -72,7 +72,10 @@ Record = Mapping[str, tuple[KeyOrigin, Any]]  # of keys, each with the value tha
 def recorded(
     record: Record, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
 ) -> dict[str, KeyOrigin]:
-    """Return origins of a config.toml's keys. record: of read_record(). values, path: of it."""
+    """Return the origins of a config.toml's keys.
+
+    record: as read_record() returns it. values: of the file. path: of the file.
+    """
     changed = changed_by_hand(record, values, defaults)
     unchanged = origins_in(record, values, KeyOrigin(DEFAULT))
     return unchanged | dict.fromkeys(changed, KeyOrigin(FILE, shown(path)))
@@ -94,7 +97,10 @@ def _as_in_toml(value: Any) -> Any:
 
 
 def read_record(table: object, path: object) -> Record:
-    """Return the origins in a config.toml's table, {} of an older one. Raises ConfigError."""
+    """Return the origins of a config.toml's table. Raises ConfigError for a damaged one.
+
+    table: what to_table() returned; None: an older version recorded none.
+    """
     if table is None:
         return {}
     known = {}

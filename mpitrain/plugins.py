@@ -51,7 +51,10 @@ def names_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def refuse_untyped(tree: Mapping[str, Any], typed: Collection[str] = ()) -> None:
-    """Raise ConfigError for a plug-in not in `typed`, what this command names. Loads nothing."""
+    """Raise ConfigError for a plug-in that the user didn't name in this command. Loads nothing.
+
+    typed: the names in files of the user's own and in --set.
+    """
     allowed = {*typed, *re.split(r"[,\s]+", os.environ.get(VARIABLE, ""))}
     not_allowed = [(key, name) for key, name in names_in(tree) if name not in allowed]
     if not_allowed:
@@ -135,7 +138,10 @@ def _objects(package: str, kind: type[T]) -> dict[str, T]:
 
 
 def sources(tree: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the sources of named modules of the computation, imported already; b"" without."""
+    """Return the source of each module of the computation that a tree of tables names, imported already.
+
+    b"" if it has none.
+    """
     source_by_module = {}
     for name in (name for key, name in names_in(tree) if key in OF_COMPUTATION):
         module = importlib.import_module(name.partition(":")[0])

@@ -1,4 +1,7 @@
-"""Whether a rank is at work. Ranks import this, and not the watchdog, which takes half a MB."""
+"""Whether a rank is at work: as its watchdog sees it, and without one a thread of its own.
+
+A rank imports this and watchdog_messages.py, and not the watchdog, which takes half a megabyte.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +15,10 @@ SHARE = 0.05  # of a core, that tells work from waiting: there may be many more 
 
 @dataclass
 class Activity:
-    """Whether a rank does anything. worked: when it was last seen to. used: by the last look."""
+    """Whether a rank does anything where it is.
+
+    worked: when it was last seen to; used: of the machine, by the last look.
+    """
 
     worked: float = 0.0
     looked: float = 0.0

@@ -75,12 +75,18 @@ class Allotted(NamedTuple):
 
 
 def allotted(end: End | None, margin_s: float) -> Allotted | None:
-    """Return the time of a job that begins now; of a short one at most half is left unused."""
+    """Return the time of a job that begins now.
+
+    At most half of a short one is left unused, or it would do nothing at all.
+    """
     return None if end is None else Allotted(end, min(margin_s, max(0.0, end.left_s) / 2))
 
 
 def now() -> float:
-    """Return the seconds of a clock that nobody sets, and that counts while a machine sleeps."""
+    """Return the seconds of a clock that nobody sets.
+
+    It counts on while a machine sleeps, as the time of an allocation does.
+    """
     return time.clock_gettime(CLOCK)
 
 
@@ -119,7 +125,10 @@ def end_of_allocation(
 
 
 def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
-    """Return the end that the user's variable says, None without it. Raises ConfigError."""
+    """Return the end that the user's variable says, or None without it.
+
+    Raises ConfigError unless it is a time since 1970.
+    """
     text = environment.get(OWN, "")
     if not text:
         return None
@@ -132,7 +141,11 @@ def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
 
 
 def seconds_of(text: str, name: str = "run.time_limit") -> float:
-    """Return `[days-]hours:minutes:seconds` in seconds. name: the user's. Raises ConfigError."""
+    """Return a time limit in seconds. name: what the user calls it.
+
+    Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash, and not
+    nothing.
+    """
     match = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
     if match is None or not text.strip("0:-"):
         raise ConfigError(
@@ -144,7 +157,10 @@ def seconds_of(text: str, name: str = "run.time_limit") -> float:
 
 
 def age_s() -> float:
-    """Return this process's age: on a busy file system Python alone takes minutes to start."""
+    """Return for how long this process has been there.
+
+    On a busy file system Python alone takes minutes to start.
+    """
     with suppress(OSError):  # no Linux
         return now() - int(stat_of("self").fields[19]) / os.sysconf("SC_CLK_TCK")
     return 0.0

@@ -46,7 +46,13 @@ FORWARD_S = 0.05  # for a launcher to write what ranks have said before what the
 
 
 class Guard:
-    """Around one rank: its place, requests, watchdog. finalizes: leaving calls MPI_Finalize."""
+    """Of one rank.
+
+    place: where it is.
+    requests: why it has to leave.
+    watchdog: the one of its node.
+    finalizes: whether leaving calls MPI_Finalize.
+    """
 
     def __init__(self):
         self.finalizes = True
@@ -93,7 +99,10 @@ class Guard:
         self.watchdog.wake()
 
     def leave_if_asked(self, world: World, *kept: str) -> None:
-        """Raise StoppedEarly(..., *kept) on all ranks if one of them has to leave. Collective."""
+        """Raise StoppedEarly on all ranks if one of them has to leave.
+
+        kept: see there. Collective over all ranks.
+        """
         phase = self.place.phase
         if why := world.first_of("whether to leave", self.requests.why()):
             raise on_all_ranks(StoppedEarly(phase, why, *kept))
@@ -101,7 +110,11 @@ class Guard:
     # ------------------------------------------------------------ how a rank ends
 
     def leave(self, code: int) -> None:
-        """End in good order; say all before MPI_Finalize: Open MPI drops it there. Collective."""
+        """End in good order, with this exit code. Collective over all ranks.
+
+        Open MPI's launcher, asked to end, kills ranks in MPI_Finalize and drops what they have
+        said: the watchdog says it before.
+        """
         self.place.enter("end", "in MPI_Finalize" if self.finalizes else "leaving", WAITING)
         if self.requests.num_asked and code == STOPPED_EARLY and self.place.saved != NOT_KNOWN:
             self._say_left()
@@ -124,7 +137,10 @@ class Guard:
             self.watchdog.tell(messages.LEAVES, 0, text)
 
     def answer(self, error: BaseException, report: Callable[[MpitrainError], None]) -> int:
-        """Report an error that all ranks have, and return its exit code; any other ends the job."""
+        """Return the exit code of an error that all ranks have, when `report` has shown it on the first.
+
+        Any other ends the whole job.
+        """
         error = library_fault(error) or error
         if not (isinstance(error, MpitrainError) and error.everywhere):
             self.fail(error)
@@ -160,7 +176,10 @@ class Guard:
 
 
 def guarded(body: Callable[[Guard], int], report: Callable[[MpitrainError], None]) -> int:
-    """Run body(guard), return the exit code; the first rank reports an error of all. Collective."""
+    """Run body(guard) and return the exit code.
+
+    `report` shows an error that all ranks have, on the first of them. Collective.
+    """
     guard = Guard()
     try:
         code = body(guard)

@@ -28,8 +28,13 @@ MOST_NAMED = 8
 class Rank:
     """A rank when its node was asked.
 
-    condition: of its process. held_in: where in the kernel. for_s: where it is.
-    gave_up: what it said when its wait was too long. late: that is over its limit.
+    node: its name.
+    condition: of its process.
+    held_in: where in the kernel.
+    for_s: where it is.
+
+    gave_up: what it said when its wait was too long.
+    late: it has been where it is for longer than its limit.
     """
 
     where: Where
@@ -83,7 +88,10 @@ class HangReport:
 
 
 def at_fault(ranks: Sequence[Rank]) -> bool:
-    """Return whether waiting ranks show a fault: not while they wait for others at work."""
+    """Return whether ranks that wait too long say that something is wrong.
+
+    They don't where they only wait for others that are at work.
+    """
     there = [rank for rank in ranks if _counts(rank)]
     wrong = any(rank.late or rank.condition in DEAF or rank.where.state == HUNG for rank in there)
     return wrong or not any(rank.where.state in (WORKING, BUSY) for rank in ranks)

@@ -24,7 +24,10 @@ TUNABLES = "glibc.malloc."  # and in GLIBC_TUNABLES
 
 
 def keep_freed_memory() -> bool:
-    """Keep up to KEPT freed bytes; return False with another C library, or where users chose."""
+    """Let this process keep what it frees, up to KEPT bytes; return whether it does.
+
+    It doesn't with another C library, or if users chose.
+    """
     if any(name in os.environ for name in VARIABLES) or TUNABLES in os.environ.get("GLIBC_TUNABLES", ""):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,7 @@
-"""What the launcher says of this process; how to start ranks for commands that need several."""
+"""What the launcher says of this process, and how to start ranks for commands that need several.
+
+Training is started by the user's own.
+"""
 
 import os
 import socket
@@ -22,13 +25,19 @@ def launched() -> bool:
 
 
 def rank_of_launcher() -> tuple[int, int]:
-    """Return rank and number of ranks as the launcher gave them; (0, 1) without one."""
+    """Return the rank and the number of ranks that the launcher gave this process, before MPI is asked.
+
+    (0, 1) without one.
+    """
     launched_by = launch()
     return (launched_by.rank, launched_by.size) if launched_by else (0, 1)
 
 
 def is_single() -> bool:
-    """Return whether this process is the only rank, as far as is known before MPI starts."""
+    """Return whether this process is the only rank, as far as can be known before MPI starts.
+
+    Without a launcher it is.
+    """
     launched_by = launch()
     return launched_by is None or (launched_by.size == 1 and launched_by.variable != "")
 
@@ -42,13 +51,17 @@ def on_one_node() -> bool:
 
 
 def num_ranks_here() -> int:
-    """Return how many ranks the launcher started on this node, else how many in all."""
+    """Return how many ranks the launcher started on this node, as far as it says; else how many it
+    started.
+    """
     launched_by = launch()
     return launched_by.local_size or launched_by.size if launched_by else 1
 
 
 def pmi_server() -> int:
-    """Return the process that made the socket of PMI (MPICH's launcher, Slurm's); 0 without."""
+    """Return the process that made the socket over which this rank speaks PMI, as MPICH's launcher
+    and Slurm's do; 0 if there is none.
+    """
     number = os.environ.get("PMI_FD", "")
     if not number.isdecimal():
         return 0
@@ -90,7 +103,10 @@ def launcher_above() -> LauncherProcess:
 
 
 def _daemon() -> int:
-    """Return what started this node's ranks for a launcher elsewhere; 0 if it isn't seen."""
+    """Return the process that started the ranks of this node for a launcher elsewhere; 0 if it isn't seen.
+
+    Ranks are in no group of its.
+    """
     above = parents_of(os.getpid()) if launched() else ()
     return next((pid for pid, name in above if name in STARTERS), 0)
 
@@ -130,7 +146,9 @@ def elsewhere(name: str) -> dict[int, int]:
 
 
 def start(num_ranks: int, arguments: list[str]) -> int:
-    """Run `mpitrain ARGUMENTS` on ranks of this host by mpirun; return the exit code."""
+    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this host with this environment's mpirun;
+    return the exit code.
+    """
     import shutil
     import subprocess
 

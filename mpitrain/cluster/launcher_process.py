@@ -37,7 +37,10 @@ class LauncherProcess:
         return f"{self._names[0]}, process {self._pids[0]}"
 
     def is_gone(self, patience_s: float = 0.0) -> bool:
-        """Return whether the launcher has ended; wait `patience_s` for an end under way."""
+        """Return whether the launcher has ended.
+
+        patience_s: for which an end that is under way is waited for.
+        """
         if self.descriptor is None:
             return False
         poll = select.poll()

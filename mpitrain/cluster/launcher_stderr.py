@@ -1,4 +1,6 @@
-"""The launcher's own standard error, for the watchdog to speak on, from another process."""
+"""The standard error of the launcher itself, for the watchdog to speak on (console.py): from
+another process, without its help.
+"""
 
 import ctypes
 import os
@@ -11,7 +13,12 @@ PIDFD_GETFD = 438  # the number of the system call, Linux 5.6
 
 
 def stderr_of_launcher() -> int | None:
-    """Return a descriptor of this rank's launcher's standard error to give on; None without."""
+    """Return a descriptor of the standard error of this rank's launcher.
+
+    None where it isn't above this process, or can't be had.
+
+    For a rank to call and to give on: the launcher of a single one has ended as soon as that has.
+    """
     pid = launcher()
     try:
         return (_duplicate(pid) or _open_again(pid)) if pid and _inherited(pid) else None
@@ -20,13 +27,18 @@ def stderr_of_launcher() -> int | None:
 
 
 def _inherited(pid: int) -> bool:
-    """Return whether a process began with a standard error; else the number is another file's."""
+    """Tell whether a process was started with a standard error to write to.
+
+    Where it was closed, the number is of a file of its own.
+    """
     flags = _flags(pid)
     return not flags & os.O_CLOEXEC and flags & os.O_ACCMODE != os.O_RDONLY
 
 
 def _duplicate(pid: int) -> int | None:
-    """Return another process's own descriptor; None without that system call, or the right."""
+    """Return the very descriptor of another process; None where the system has no such call, or
+    forbids it.
+    """
     try:
         process = os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -39,7 +51,10 @@ def _duplicate(pid: int) -> int | None:
 
 
 def _open_again(pid: int) -> int | None:
-    """Open the same pipe, terminal or appending file; another file would be written over."""
+    """Open what another process has open, but for a file.
+
+    In a file that process has a place of its own: it would write over what this one wrote.
+    """
     path = f"/proc/{pid}/fd/{STDERR}"
     kind = os.stat(path).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or (stat.S_ISREG(kind) and _flags(pid) & os.O_APPEND):

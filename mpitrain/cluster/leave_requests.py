@@ -39,7 +39,10 @@ class LeaveRequests:
         self._asked_at = -ECHO_S
 
     def begin_steps(self) -> None:
-        """Have steps leave with a checkpoint from now on; before, there is nothing to save."""
+        """Have steps leave by themselves from now on, with a checkpoint.
+
+        Until then there is nothing to save in any phase.
+        """
         self._phases_without_save = BEFORE_STEPS
         self.is_unsaved = False
 
@@ -72,7 +75,10 @@ class LeaveRequests:
         return self.num_asked > 2 or (again and (signal.SIGINT in asked or self.saves_nothing(phase)))
 
     def is_overdue(self, phase: str) -> bool:
-        """Return whether a rank with nothing to save should have left: another one keeps it."""
+        """Return whether the rank should have left, has nothing to save, and the ranks don't leave together.
+
+        One of them is in something long.
+        """
         now = time.monotonic()
         if not (self.saves_nothing(phase) and self.why()):
             self._leave_by = float("inf")
@@ -81,7 +87,10 @@ class LeaveRequests:
         return now >= self._leave_by
 
     def due_s(self, look_s: float, most_s: float) -> float:
-        """Return for how long nothing is due, `most_s` at most; a job's time counts sleep, too."""
+        """Return for how long nothing is due here, `most_s` at most.
+
+        poll() doesn't count while a machine sleeps, the time of a job does.
+        """
         if self._leave_by < float("inf"):
             return max(0.0, min(most_s, self._leave_by - time.monotonic()))
         if self.time is None:

@@ -81,7 +81,10 @@ class ListeningThread(threading.Thread):
             self._leave_now()
 
     def _say_asked(self, number: int, what: str) -> None:
-        """Have the watchdog know of a request to leave, and print what the rank does then."""
+        """Have the watchdog know that this rank was asked to leave, and say what it does.
+
+        what: "": nothing is said.
+        """
         text = what and f"mpitrain: asked to leave ({signal.Signals(number).name}): {what}"
         with suppress(OSError):
             self._watchdog.tell(ASKED, number, text)

@@ -25,7 +25,9 @@ from mpitrain.inputs import make_folder, open_regular, shown
 
 
 class Both(Unread):
-    """The console, and a log that gets the same; a fault of one leaves the other."""
+    """The console, and a log that gets the same; where one of them can't be written to, the other
+    still is.
+    """
 
     def __init__(self, number: int, log: int):
         super().__init__(number, "w", closefd=False)
@@ -53,7 +55,12 @@ class OpenStreams:
 
 
 def begin(folder: Path, rank: int, num_ranks: int) -> None:
-    """Have this rank write to its log; rank 0 to the console, too. Raises CheckpointError."""
+    """Let this rank write to its log from now on.
+
+    The first one to the console, too, unless that is a terminal and redrawn all the time.
+
+    Raises CheckpointError if the log can't be made.
+    """
     path = folder / f"rank-{rank:05d}.log"
     try:
         with suppress(FileExistsError):

@@ -38,7 +38,11 @@ MOST_GREETING = 1 << 10
 
 @dataclass(frozen=True)
 class Meeting:
-    """How watchdogs find one another. node: this one's number, 0: the hub. names: of all nodes."""
+    """How watchdogs find one another.
+
+    node: number of this one, the first is the hub.
+    names: of all nodes, in their order.
+    """
 
     node: int = 0
     names: tuple[str, ...] = ("",)
@@ -65,7 +69,9 @@ class Meeting:
 
 
 def addresses_here() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this node in its network namespace, loopback last."""
+    """Return the IPv4 addresses of this node, in this network namespace; those that only mean this
+    node last.
+    """
     addresses = dict[str, None]()
     try:
         lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
@@ -79,7 +85,9 @@ def addresses_here() -> tuple[str, ...]:
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:
-    """Return names of nodes, numbered where several are alike: one host can play them."""
+    """Return names of nodes, with their number where several have one, as they do when one host
+    plays them.
+    """
     return tuple(f"{name}#{number}" if names.count(name) > 1 else name for number, name in enumerate(names))
 
 
@@ -92,7 +100,10 @@ class WatchdogLink:
     read: bytes = b""
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message; return False after a failure, which ends the link: half may be sent."""
+        """Send a message; return False if nobody takes it.
+
+        That ends the link, which may have taken half a line: both ends read so.
+        """
         try:
             self.socket.settimeout(SEND_S)
             self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -210,7 +221,10 @@ def _answering(meeting: Meeting) -> Iterator[socket.socket]:
 
 
 def _welcome(connection: socket.socket) -> bool:
-    """Return whether the hub answers, not another program. Reads its line, and no further."""
+    """Tell whether it is the hub that answers, and not another program.
+
+    Read its line only: what it says next may have come, too.
+    """
     try:
         line, end, _ = connection.recv(MOST_GREETING, socket.MSG_PEEK).partition(b"\n")
         return b"welcome" in connection.recv(len(line + end))

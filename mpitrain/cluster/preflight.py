@@ -62,7 +62,11 @@ class MeasuredLink(NamedTuple):
 
 
 def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> str:
-    """Return the table of look(); "" for one node with nothing marked or measured. Collective."""
+    """Return the table of look(), or nothing where nothing is marked, nothing was measured, and
+    there is one node.
+
+    Collective.
+    """
     begin = time.perf_counter()
     findings = look(world, plan, folder, device, measure=measure)
     is_shown = measure or world.num_nodes > 1 or not all(finding.fine for finding in findings)
@@ -70,7 +74,13 @@ def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bo
 
 
 def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> list[Finding]:
-    """Return findings on all ranks. measure: bandwidth, too. Collective; raises CheckpointError."""
+    """Return what there is to say, on all ranks. Collective over `world`.
+
+    device: what this rank computes on.
+    measure: the bandwidth, too.
+
+    Raises CheckpointError, alike on all ranks, if `folder` can't hold a checkpoint.
+    """
     findings = [
         _ranks(world),
         *world.on_first_rank("looking for space", lambda: (_code(), _space(plan, folder))),
@@ -119,7 +129,10 @@ def _code() -> Finding:
 
 
 def _space(plan: Plan, folder: Path) -> Finding:
-    """Compare free space with a checkpoint's size. Raises CheckpointError if that doesn't fit."""
+    """Compare what is free with a checkpoint: weights and moments.
+
+    Raises CheckpointError if that doesn't fit.
+    """
     moments = max(num_moments(plan.config.optimizer, group) for group in GROUPS)
     itemsize = 8 if plan.config.precision.compute == "fp64" else 4
     needed = (1 + moments) * sum(spec.numel for spec in plan.parameters()) * itemsize
@@ -137,7 +150,10 @@ def _space(plan: Plan, folder: Path) -> Finding:
 
 
 def _stamps(world: World) -> list[float]:
-    """Return times of day at moments that all ranks share, as barriers can tell. Collective."""
+    """Return this rank's time of day at moments that all ranks share, as well as a barrier can tell.
+
+    Collective.
+    """
     stamps = []
     for _ in range(ROUNDS):
         world.barrier("comparing clocks")
@@ -146,7 +162,10 @@ def _stamps(world: World) -> list[float]:
 
 
 def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
-    """Compare nodes' clocks with rank 0's by the least difference: ranks leave barriers late."""
+    """Compare clocks with rank 0's.
+
+    The smallest difference of each node counts, since ranks leave a barrier late and never early.
+    """
     apart = defaultdict[str, list[float]](list)
     for host, mine in zip(hosts, stamps):
         apart[host] += [here - first for here, first in zip(mine, stamps[0])]
@@ -194,7 +213,11 @@ def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, f
 def _mesh(
     world: World, plan: Plan, names: Sequence[str] | None = None
 ) -> tuple[Mesh, dict[str, Sequence[int]]]:
-    """Return axes to measure (`names`, or all with traffic), and this rank's. Collective."""
+    """Return axes to measure, those of `names` or all on which something will travel, and this
+    rank's on each.
+
+    Collective.
+    """
     axes = plan.axes
     keys = plan.config.comm
     own = {
@@ -208,7 +231,10 @@ def _mesh(
 
 
 def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[MeasuredLink]]:
-    """Measure the links of every axis with traffic, one axis after the other. Collective."""
+    """Measure the links of every axis on which something will travel, one axis after the other.
+
+    Collective.
+    """
     mesh, own = _mesh(world, plan)
     speeds = {}
     for name, ranks in own.items():
@@ -224,7 +250,12 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
 
 
 def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) -> float:
-    """Return how long a receive from the rank before took in a turn; inf: none. Collective."""
+    """Send from every second rank of `axis` to the next one.
+
+    Return how long this rank's receive took, infinity if it had none. Collective.
+
+    In a turn no rank has two links: it would hold up the one by the other.
+    """
     x = np.zeros(num_bytes, np.uint8)
     links = Links(axis, 1, 1)
     to = receiver(axis.rank, axis.size, turn)
@@ -240,7 +271,10 @@ def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) ->
 
 
 def receiver(rank: int, size: int, turn: int) -> int | None:
-    """Return whom a rank of an axis sends to in turn 0 or 1; None: an odd one has nobody."""
+    """Return the rank of an axis that `rank` sends to in turn 0 or 1; None if it doesn't.
+
+    An odd one at the end has nobody.
+    """
     if rank % 2 != turn or (rank + 1 == size and size % 2):
         return None
     return (rank + 1) % size

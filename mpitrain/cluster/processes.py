@@ -1,4 +1,7 @@
-"""What the system knows of a process (/proc). Standard library only, for the watchdog's start."""
+"""What the system knows of a process, in /proc: its state, what it has done, where the kernel holds it.
+
+Standard library only: the watchdog starts in milliseconds.
+"""
 
 import ctypes
 import os
@@ -162,7 +165,10 @@ def _cgroup_pids(name: str) -> str:
 
 
 def signal_when_parent_ends(number: signal.Signals) -> None:
-    """Have a signal sent when the parent thread ends; SIGKILL, SIGCONT reach stopped processes."""
+    """Have the system send this process a signal when the thread that started it ends.
+
+    SIGKILL and SIGCONT reach a stopped process.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 

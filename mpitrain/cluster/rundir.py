@@ -93,7 +93,12 @@ class RunDir:
         return lock.token, said
 
     def require_seen(self, token: str, patience_s: float = 0.0) -> None:
-        """Raise CheckpointError unless this rank sees rank 0's directory within patience_s."""
+        """Raise CheckpointError unless this rank sees the directory that the first rank has taken.
+
+        It only reads.
+
+        patience_s: a network file system may remember for some seconds that there was no such file.
+        """
         end = time.monotonic() + patience_s
         while True:
             with suppress(OSError):
@@ -109,7 +114,12 @@ class RunDir:
         )
 
     def undo(self, keep_data: bool = False) -> None:
-        """Release the directory; remove what take() and preparation made, but kept data."""
+        """Release the directory, and remove what take() and the preparation of tokens have made.
+
+        Nothing of the run was written yet.
+
+        keep_data: what is prepared of the tokens, and where it lies, stays for the next start.
+        """
         # without the lock, or after it, the data are another run's
         if self._lock is not None and self._fresh_data and not keep_data:
             import shutil  # with compressors, which ranks do without
@@ -126,7 +136,10 @@ class RunDir:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        """Release the directory; not after a failure: the next run says that this one is gone."""
+        """Release the directory when a run ends in good order.
+
+        After a failure the next one says that this one is gone.
+        """
         if error is None or getattr(error, "everywhere", False):
             self.release()
 
@@ -137,7 +150,11 @@ class RunDir:
             self._lock = None
 
     def _require_usable(self) -> None:
-        """Raise CheckpointError unless the directory and its entries are usable. Writes nothing."""
+        """Raise CheckpointError unless the directory, and what a run keeps in it, is writable, or
+        can be made.
+
+        It writes nothing.
+        """
         try:
             nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         except (OSError, ValueError) as error:  # too long, a null byte
@@ -154,7 +171,11 @@ class RunDir:
         require_own(self.path)
 
     def require_same_run(self, config: Config) -> Config | None:
-        """Return the run's configuration, None without. Raises ConfigError for another run's."""
+        """Return the configuration of the run that the directory holds; None if it holds none.
+
+        Raises ConfigError if that run computes something else, CheckpointError for a config.toml of
+        no run.
+        """
         begun = _is_begun(self.path)
         if not self.config.exists():
             if begun:
@@ -205,7 +226,12 @@ class RunDir:
             return False
 
     def begin(self, asked: LoadedConfig, resolved: LoadedConfig) -> None:
-        """Write the configuration: the directory is this run's now. Raises CheckpointError."""
+        """Write the configuration, when everything is checked.
+
+        From here on this is the directory of this run.
+
+        Raises CheckpointError.
+        """
         try:
             with replacing(self.config) as file:
                 file.write(to_toml_with_derived(asked, resolved).encode())
@@ -215,7 +241,12 @@ class RunDir:
         self._fresh_data = False
 
     def append_to_metrics(self, line: str) -> str:
-        """Append a line, return what is to be said; on a full disk lines are kept for later."""
+        """Append a line; return what is to be said.
+
+        On a disk that is full lines are kept, and written with the first that can be.
+
+        A run whose weights can still be saved elsewhere, or later, doesn't end for want of a line.
+        """
         self._unwritten += line.encode()
         try:
             descriptor = open_regular(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -246,7 +277,10 @@ class RunDir:
         append_lines(self.evaluations, f"{line}\n".encode())
 
     def sync_metrics(self) -> None:
-        """Sync the lines: what comes before a checkpoint is never computed again."""
+        """Bring the lines that are written to the disk.
+
+        What comes after a checkpoint is computed anew, what comes before it never.
+        """
         # a step is saved for want of lines, too
         with suppress(OSError), open(open_regular(self.metrics), "rb") as file:
             os.fsync(file.fileno())
@@ -261,7 +295,11 @@ class RunDir:
         )
 
     def truncate_metrics(self, step: int) -> str:
-        """Drop lines after `step`; return what is said of damaged ones. Raises CheckpointError."""
+        """Drop the lines after `step`: they are written again, bit for bit; return what is to be said.
+
+        A last line torn by a kill is dropped too. Others that can't be read are kept in
+        metrics.jsonl.damaged. Raises CheckpointError.
+        """
         kept = [line for line in self._unwritten.splitlines(keepends=True) if (step_in(line) or 0) <= step]
         self._unwritten = b"".join(kept)
         try:
@@ -306,7 +344,10 @@ def run_that_has(path: Path) -> Path | None:
 
 
 def _edited_tables(origins: Origins, path: Path) -> set[str]:
-    """Return tables edited by hand whose keys decide others: what was derived says nothing then."""
+    """Return the tables of which a key was changed in config.toml by hand, of those whose keys decide others.
+
+    What was derived from the key before says nothing then.
+    """
     by_hand = {
         key.partition(".")[0] for key, origin in origins.by_key.items() if origin == (FILE, shown(path))
     }
@@ -315,7 +356,10 @@ def _edited_tables(origins: Origins, path: Path) -> set[str]:
 
 
 def _as_it_was(key: str, before: Config) -> str:
-    """Return how to get a key's value that the run before derived; "" for one that is given."""
+    """Return how to get the value of a key that was derived in the run before.
+
+    "" for one that its user gives.
+    """
     if key == "model.vocab":
         return f" and its tokenizer, data.tokenizer = {shown(repr(before.data.tokenizer))} as it was then"
     # another number of ranks derives another one
@@ -386,7 +430,9 @@ def step_in(line: bytes) -> int | None:
 
 
 def number_in(line: bytes, key: str) -> int | None:
-    """Return an integer of a JSON line; None if it is torn, damaged, or without it."""
+    """Return an integer of a line of metrics.jsonl or ends.jsonl; None if it is torn, damaged, or
+    without it.
+    """
     try:
         number = json.loads(line)[key] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -400,7 +446,11 @@ def read_config(path: Path, typed: Collection[str] = ()) -> Config:
 
 
 def read_with_origins(path: Path, typed: Collection[str] = ()) -> LoadedConfig:
-    """Read a run's config.toml, perhaps a stranger's. typed: plug-ins that it may name."""
+    """Read the resolved configuration of a run directory, which may be a stranger's.
+
+    Nothing in it may lead elsewhere.
+    typed: plug-ins that the user named in this command; another one is refused.
+    """
     try:
         require_own(path.parent)
         tree = tomllib.loads(read_regular(path, MOST_CONFIG_BYTES).decode())
@@ -431,7 +481,9 @@ def require_run(run: RunDir) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """Raise CheckpointError for a link, or a wrong kind, among what a run directory keeps."""
+    """Raise CheckpointError if what a run keeps in its directory is a link, or anything else than
+    it should be.
+    """
     for name, needed in ENTRIES.items():
         kind = kind_of(folder / name)
         if kind not in (None, needed):

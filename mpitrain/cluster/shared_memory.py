@@ -1,4 +1,9 @@
-"""Files that killed MPI jobs left in shared memory, until removed. Standard library only."""
+"""Files that MPI left in shared memory when its processes were killed.
+
+They fill memory until somebody removes them.
+
+Standard library only.
+"""
 
 import os
 import time
@@ -38,7 +43,10 @@ def free_bytes(folder: Path = FOLDER) -> int | None:
 
 
 def too_little(free: int | None, num_ranks: int, folder: Path = FOLDER) -> str:
-    """Say if `free` bytes are too little for MPI_Init of so many ranks: no page means SIGBUS."""
+    """Say so if `free` bytes are too little for MPI_Init of so many ranks on one node.
+
+    A page that isn't there is SIGBUS, and no error.
+    """
     needed = num_ranks * BYTES_OF_A_RANK
     if free is None or free >= needed:
         return ""

@@ -42,7 +42,10 @@ PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "e
 
 
 class ExpectedInstruction(NamedTuple):
-    """An instruction that others have to run, and its place in their programs; -1: not known."""
+    """An instruction that other ranks have to run, and where it stands in their programs.
+
+    -1: that isn't known.
+    """
 
     instruction: str = ""
     position: int = -1

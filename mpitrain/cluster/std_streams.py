@@ -1,4 +1,7 @@
-"""Standard output and error that survive being closed, unread, or on a full disk."""
+"""Standard output and error that a program survives.
+
+Closed ones, a reader that has gone, a full disk, characters they can't take.
+"""
 
 import io
 import os
@@ -21,7 +24,10 @@ SIZES = ("COLUMNS", "LINES")  # of the terminal, for the libraries that write to
 
 
 class Unread(io.FileIO):
-    """A stream nobody has to read: training survives `| head -1`; other errors are kept."""
+    """A stream nobody has to read: `| head -1` ends nothing, and other errors are kept for who wants to know.
+
+    Training continues.
+    """
 
     error: OSError | None = None
     _is_seen: bool | None = None

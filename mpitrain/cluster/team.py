@@ -44,7 +44,10 @@ class TeamOfOne:
 
 
 def together(body: Callable[[Team], int], report: Callable[[InputError], None]) -> int:
-    """Run body(team) on a launcher's ranks, or alone; return the code. report: shows errors."""
+    """Run body(team) and return the exit code: with the ranks that a launcher started, or alone.
+
+    report: shows an error of all, once.
+    """
     if is_single():
         return body(TeamOfOne())
     from mpitrain.cluster.guard import Guard, guarded

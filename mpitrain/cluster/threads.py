@@ -36,5 +36,7 @@ def num_threads(run: Run) -> int:
 
 
 def _number(word: str) -> int:
-    """Read a number of ASCII digits, 0 if it is none; int() refuses more than 4,300 digits."""
+    """Read a number; 0 if it is none. isdecimal alone takes other scripts' digits, and int()
+    refuses more than 4,300 of them.
+    """
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else 0

@@ -271,7 +271,9 @@ class Watchdog:
             self._drop(rank)
 
     def _reason_of_the_end(self, rank: ConnectedRank) -> ConnectedRank | None:
-        """Return another ending rank that wasn't killed, if this one was; None without one."""
+        """Return another rank that is ending and wasn't killed, if this one was, or is forgotten by now;
+        None without one.
+        """
         if rank.slot is None or end_of(rank.where.pid) not in (None, *BY_LAUNCHERS):
             return None
         others = [(other, end_of(other.where.pid)) for other in self.connections.ranks if other is not rank]
@@ -343,7 +345,10 @@ class Watchdog:
             self._meet()
 
     def _meet(self) -> None:
-        """Watch limits once all ranks of this node are known; refuse where there are more."""
+        """Begin to watch limits when all ranks of this node are known.
+
+        Refuse where there are more, of another one.
+        """
         rank, num_ranks, (stderr, meeting_fd, *door) = self.meeting
         if len(self.connections.ranks) < num_ranks:
             return
@@ -422,7 +427,11 @@ class Watchdog:
         return launcher + (f"; {little}" if little else "")
 
     def _lost_launcher(self) -> str:
-        """Return what a report adds when the launcher is gone, too: it or the rank was first."""
+        """Return what a report of a rank says besides when the launcher is gone as well.
+
+        MPICH's crashes when it can't answer a rank that was killed in MPI_Init; and when it is
+        killed, ranks are.
+        """
         return f"; and so is the launcher ({self.launcher}): either may have been the first"
 
     def _forget_launcher(self) -> None:
@@ -443,7 +452,9 @@ class Watchdog:
     # ------------------------------------------------------------ what the watchdog sees
 
     def _look(self, now: float) -> None:
-        """Ask around about a rank over its limit; waiting ones count only if none here works."""
+        """Ask around about a rank whose limit is over; ranks that wait are at fault only if none
+        here works.
+        """
         ranks = [(rank, rank.where) for rank in self.connections.ranks]
         late = [where for rank, where in ranks if rank.is_late(where, now)]
         grace_s = GATHER_S if self.nodes.alone else GATHER_S + ELSEWHERE_S
@@ -475,7 +486,9 @@ class Watchdog:
     # ------------------------------------------------------------ with the watchdogs of other nodes
 
     def _ask_around(self) -> None:
-        """Have the first node's watchdog, which asks the others, report who is behind."""
+        """Have it reported who is behind, by the first node's watchdog, which asks the others where
+        their ranks are.
+        """
         self.ask_at = float("inf")
         if self.phase is not WatchdogPhase.WATCHING:
             return
@@ -540,7 +553,10 @@ class Watchdog:
     def _end(
         self, report: HangReport, code: int = 1, first: ConnectedRank | None = None, hides: bool = False
     ) -> None:
-        """Print the first report, begin to end the job. hides: the launcher may see success."""
+        """Print the report, and begin to end the job. Only the first trouble gets here.
+
+        hides: whether the launcher may take what has happened for success.
+        """
         if self.ended:
             return
         stopped = ""
@@ -610,7 +626,11 @@ def _reason(status: int | None) -> str:
 
 
 def main() -> None:
-    """Watch; arguments as watchdog_rendezvous.start() gives them, in its order."""
+    """Watch.
+
+    The arguments: Watchdog.sure, num_ranks and starter, the descriptors of the listener and of the
+    launcher's stderr, or -1, and those of a LauncherProcess.
+    """
     sure, num_ranks, starter, listener, stderr, *launcher = map(int, sys.argv[1:])
     signal_when_parent_ends(signal.SIGCONT)
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

@@ -80,7 +80,10 @@ class WatchdogClient:
             send_signal(self._pid, signal.SIGCONT)
 
     def refuse(self) -> None:
-        """End a job one of whose ranks can start no thread, as bad input; does not return."""
+        """End a job one of whose ranks can start no thread, as bad input; does not return.
+
+        The watchdog prints the first report.
+        """
         report = (
             f"mpitrain: {self._place.who} on {os.uname().nodename}: no thread can be started; {no_more()}"
         )
@@ -102,7 +105,10 @@ class WatchdogClient:
             self._place.take(memory)
 
     def _greet(self, connection: socket.socket | None) -> None:
-        """Continue once a watchdog, and no other, sees this rank. Raises OSError or queue.Empty."""
+        """Continue when a watchdog sees what happens to this rank, and no other one does.
+
+        Raises OSError or queue.Empty.
+        """
         if connection is None:
             return
         known = self.connection
@@ -117,13 +123,19 @@ class WatchdogClient:
         self._leave(known)
 
     def _answer_of(self, connection: socket.socket, message: bytes, *given: int) -> bytes:
-        """Send a message with descriptors; return the answer. Raises OSError or queue.Empty."""
+        """Send a watchdog a message with descriptors, and return what it answers to the thread.
+
+        Raises OSError or queue.Empty.
+        """
         self._answers = queue.SimpleQueue()  # that one has ended may be in the other
         socket.send_fds(connection, [message], given)
         return self._answers.get(timeout=READY_S)
 
     def join(self, world: World) -> None:
-        """Have one watchdog for this node's ranks, which knows other nodes'. Collective."""
+        """Have one watchdog for the ranks of this node, which knows those of other nodes.
+
+        Collective over all ranks.
+        """
         meeting, door = _meeting_of(world)
         with self._place.waiting("joining the watchdog of this node"):
             known = world.node.allgather(0 if self.connection is None else peer_of(self.connection).pid)
@@ -143,7 +155,10 @@ class WatchdogClient:
         self.wake()  # the thread listens to another, or looks no more
 
     def _introduce_ranks(self, world: World, meeting: Meeting, door: socket.socket | None) -> bool:
-        """Tell the watchdog which ranks are here; return whether it watches them. Collective."""
+        """Tell the watchdog which ranks are here.
+
+        Return whether it watches them. Collective over the ranks of this node.
+        """
         return world.node.bcast(
             self._introduce(world.node.size, meeting, door) if world.node.rank == 0 else None
         )
@@ -165,7 +180,10 @@ class WatchdogClient:
             os.close(meeting_fd)
 
     def _start_for_node(self, world: World) -> bool:
-        """Start a watchdog for this node's ranks; return whether all connected. Collective."""
+        """Start a watchdog for the ranks of this node; return whether all are connected.
+
+        Collective over these ranks.
+        """
         address = world.node.bcast(self._start() if world.node.rank == 0 else None)
         if not address:
             return False
@@ -249,7 +267,11 @@ class WatchdogClient:
                 )
 
     def look_at(self, now: float) -> None:
-        """Continue a stopped watchdog, found so twice; speak for one that doesn't answer."""
+        """Continue a watchdog that is stopped, and speak for one that doesn't answer.
+
+        Only what two looks have found counts: a scheduler that suspends a job stops one process
+        after the other.
+        """
         if self.undelivered is not None and now > self.undelivered[0]:
             self._speak_for()
         if self.connection is not None and self._pid and now >= self._look_at:
@@ -259,7 +281,10 @@ class WatchdogClient:
                 send_signal(self._pid, signal.SIGCONT)
 
     def _speak_for(self) -> None:
-        """Print what the watchdog was to print; kill it, as the launcher waits; end the job."""
+        """Print what the watchdog was to print, and end the job.
+
+        The launcher waits for the watchdog, which therefore is killed.
+        """
         _, report, code = self.undelivered
         if self.connection is not None and self._pid:
             send_signal(self._pid, signal.SIGKILL)
@@ -273,7 +298,9 @@ class WatchdogClient:
         self.connection.send(kind + b"%d " % code + text.encode(errors="replace")[-MOST_TEXT:])
 
     def end_job(self, report: str, code: int, kind: bytes = messages.FAILED) -> None:
-        """Report and end the job through the watchdog, which prints the first report, or here."""
+        """Have a report printed and the job ended, by the watchdog, which prints the first one only, or
+        here.
+        """
         flush()
         here = with_saved(report, NOT_KNOWN if code == BAD_INPUT else self._place.saved)
         try:
@@ -289,7 +316,10 @@ class WatchdogClient:
 
 
 def ready(descriptors: list[int], timeout_s: float | None) -> set[int]:
-    """Wait for input or an end; return where. select() takes no number above 1023."""
+    """Wait until there is something to read, or an end; return where.
+
+    It isn't done by select(), which takes no number above 1023.
+    """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -297,7 +327,10 @@ def ready(descriptors: list[int], timeout_s: float | None) -> set[int]:
 
 
 def _meeting_of(world: World) -> tuple[Meeting, socket.socket | None]:
-    """Return how watchdogs of nodes meet, and on rank 0 the first node's door. Collective."""
+    """Return how this node's watchdog finds those of the others, and the door of the first node's, on rank 0.
+
+    Collective.
+    """
     if world.num_nodes == 1:
         return Meeting(names=(os.uname().nodename,)), None
     door, offer = None, None

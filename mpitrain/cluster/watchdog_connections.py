@@ -58,7 +58,10 @@ class ConnectedRank:
 
 
 class Connections:
-    """listener: None: nobody can come. connected: ranks by descriptor. lives: by lifeline."""
+    """listener: where ranks connect; None: nobody can any more.
+
+    connected: ranks by the descriptor of their connection.  lives: the same by lifeline.
+    """
 
     def __init__(self, listener: socket.socket | None, launcher: LauncherProcess):
         self.listener = listener
@@ -76,7 +79,10 @@ class Connections:
         return [rank for rank in self.connected.values() if rank.slot is not None]
 
     def ready(self) -> Iterator[int]:
-        """Wait at most LOOK_S; yield what has news, the launcher last: a lost rank may be why."""
+        """Wait for LOOK_S at most; yield the descriptors on which something has happened.
+
+        The launcher's comes last: a rank that is gone as well may be the reason, and is named.
+        """
         self._dropped.clear()
         ready = [descriptor for descriptor, _ in self._poll.poll(LOOK_S)]
         for descriptor in sorted(ready, key=lambda number: number == self._launcher):
@@ -106,7 +112,10 @@ class Connections:
         return True
 
     def greet(self, rank: ConnectedRank, descriptors: list[int]) -> bool:
-        """Know a rank from now on; return False where its descriptors didn't all come."""
+        """Know a rank from now on.
+
+        Return False for one whose descriptors didn't come, as where this process can't have more.
+        """
         try:
             slot, life = descriptors
             rank.slot = seen_slot(slot)  # which is one more

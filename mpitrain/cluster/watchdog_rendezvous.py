@@ -30,7 +30,10 @@ BACKLOG = 4096  # ranks that it has not let in yet: it starts while they connect
 
 
 def connect_to_job() -> socket.socket | None:
-    """Return a connection to this launcher's watchdog here; None without. Raises OSError."""
+    """Return a connection to the watchdog of this launcher's ranks on this node; None where that can't be.
+
+    Raises OSError.
+    """
     job = _job()
     if not job or not launched() or not sys.platform.startswith("linux"):  # it reads /proc
         return None
@@ -103,7 +106,10 @@ def start(address: str) -> bool:
 
 
 def _job() -> str:
-    """Return what only the ranks of one launcher on this node have in common; "" if unknown."""
+    """Return what the ranks of one launcher on this node have in common and no others have.
+
+    "" if nothing is known.
+    """
     step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     known = os.environ.get("PMIX_NAMESPACE", ""), str(pmi_server() or ""), "-".join(step) if all(step) else ""
     return " ".join((os.readlink("/proc/self/ns/pid"), *known)) if any(known) else ""

@@ -28,7 +28,9 @@ T = TypeVar("T")
 
 
 class GivenText(click.ParamType):
-    """A text that isn't empty: an empty one in a script is a variable that isn't set."""
+    """A text. An empty one is refused: in a script it is a variable that isn't set, and not what is
+    meant by leaving it out.
+    """
 
     name = "text"
 

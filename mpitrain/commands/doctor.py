@@ -13,7 +13,11 @@ PATIENCE_S = 30.0  # for rank 0 to tell what it knows without MPI
 
 
 def main(guard: Guard, say: Callable[[str], None]) -> int:
-    """Report on these ranks. Collective; raises MeshError, LibraryError after all is printed."""
+    """Report on the world this process was started in. Collective over all ranks.
+
+    Raises MeshError where there is no MPI library, LibraryError where there is no torch, when all
+    else is printed.
+    """
     try:
         library.vendor()
     except MeshError:

@@ -40,7 +40,11 @@ def json_lines(run_dir: str, prompts: Sequence[str], request: SamplingRequest) -
 
 
 def read_prompts(path: str) -> list[str]:
-    """Return a file's prompts: its lines, or "prompt" of JSON objects. Raises DataError."""
+    """Return the prompts of a file: its lines, or the "prompt" of each object of JSON lines.
+
+    A line ends with a line feed, or with a carriage return and one. Blank lines are passed over.
+    Raises DataError.
+    """
     where = f"--prompts {shown(path)}"
     try:
         content = read_regular(Path(path), MOST_PROMPT_BYTES)
@@ -67,5 +71,8 @@ def read_prompts(path: str) -> list[str]:
 
 
 def visible(text: str) -> str:
-    """Return text for a terminal, which obeys nothing in it; ordinary spaces and joiners stay."""
+    """Return text for a terminal, without what it would obey: a model can be taught to say that.
+
+    Ordinary spaces and joiners stay.
+    """
     return "".join("\ufffd" if obeyed(c) else c for c in text)

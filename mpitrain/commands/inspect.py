@@ -1,4 +1,7 @@
-"""`mpitrain program`, `check` and `memory`: what a layout would do, without MPI or torch."""
+"""`mpitrain program` and `mpitrain check`.
+
+What a layout would do, without MPI's world, and but for --traffic without torch.
+"""
 
 import math
 import re
@@ -107,7 +110,10 @@ def _planned_from(given: LoadedConfig, ranks: JobRanks) -> Callable[[Config], Pl
 
 
 def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str], int]:
-    """Return plan, what is said of a layout not given, bytes that count. Raises ConfigError."""
+    """Return the plan of a run, what is said of a layout that wasn't given, and the bytes that count.
+
+    Raises ConfigError for one that the named machine, or memory.limit_gb, has no room for.
+    """
     ranks = _ranks_on(given.config, num_ranks)
     chosen, lines = _chosen(given, ranks)
     plan = _plan_of(chosen, ranks)
@@ -142,7 +148,11 @@ def _plan_of(given: LoadedConfig, ranks: JobRanks) -> Plan:
 def show_program(
     path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False
 ) -> str:
-    """Return programs as pipeline.schedule reads them. traffic: of one rank, as comments."""
+    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule
+    files are made of.
+
+    traffic: for one rank, say what it sends too, as a comment.
+    """
     plan, said, _ = _as_run(settings.read(path, overrides), num_ranks)
     width = min(columns() or PROGRAM_WIDTH, PROGRAM_WIDTH)
     notes = [f"# {line}" for line in said]
@@ -186,7 +196,9 @@ def _traffic(plan: Plan, rank: int) -> str:
 
 
 def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
-    """Return the memory of each pipeline rank in MB, and what other settings would make of it."""
+    """Return what a rank of each pipeline rank will hold, as a table in MB, and what other settings
+    would make of it.
+    """
     given = settings.read(path, overrides)
     ranks = _ranks_on(given.config, num_ranks)
     chosen, said = _chosen(given, ranks)
@@ -300,7 +312,9 @@ def _unequal(plan: Plan) -> str:
 
 
 def _divided(programs: Sequence[Sequence[Action]], report: Proof, parallel: Parallel) -> str:
-    """Say how often a step reduces gradients and fetches weights (parallel.reduce, .gather)."""
+    """Say how often gradients are reduced and weights are fetched in a step, which
+    `parallel.reduce` and `.gather` choose.
+    """
     if parallel.zero < 2:
         return ""
     reductions = ", ".join(str(sum(action.kind == "REDUCE" for action in program)) for program in programs)
@@ -320,7 +334,11 @@ def _divided(programs: Sequence[Sequence[Action]], report: Proof, parallel: Para
 
 
 def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-    """Return overrides of `tp=2,pp=2`, others 1, and the number of ranks; ep, etp add none."""
+    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and
+    the number of ranks.
+
+    ep and etp are folded over the ranks of the others.
+    """
     axes = ("tp", "cp", "dp", "pp", "ep", "etp")
     sizes = {}
     for word in text.split(","):

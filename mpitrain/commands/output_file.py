@@ -15,7 +15,10 @@ PICTURES = (".svg", ".png")  # which matplotlib draws
 
 
 def require_file(option: str, out: str, kinds: Sequence[str] = (), others: Iterable[str | None] = ()) -> None:
-    """Raise ConfigError unless `out` can be written. others: the command's other files."""
+    """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run.
+
+    others: files that the same command reads or writes; one that is the same is refused, too.
+    """
     path = Path(out)
     name = shown(out)
     if kinds:
@@ -88,7 +91,10 @@ def as_csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def write(option: str, out: str, content: bytes) -> None:
-    """Write a file whole, or leave what was there. Raises ConfigError."""
+    """Write a file at once, when all of it is there; after an error it is what it was before.
+
+    Raises ConfigError.
+    """
     try:
         with replacing(Path(out)) as file:
             file.write(content)

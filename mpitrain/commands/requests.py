@@ -1,4 +1,7 @@
-"""What each command can be asked: its options, words and defaults. Imports little, for --help."""
+"""What each command can be asked: its options, their words and their defaults.
+
+Nothing is imported that --help doesn't need.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property

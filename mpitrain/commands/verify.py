@@ -14,7 +14,10 @@ from mpitrain.training.run_plan import ranks_of
 
 
 def main(path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], None]) -> int:
-    """Verify a layout, say on rank 0 what was found; return the exit code. Collective."""
+    """Verify the layout of a configuration, say on rank 0 what was found, and return the exit code.
+
+    Collective over all ranks.
+    """
     world = guard.connect(may_be_alone=True)
     config = world.on_every_rank(
         "checking the configuration", lambda: planned(path, overrides, ranks_of(world))

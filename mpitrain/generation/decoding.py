@@ -68,7 +68,10 @@ def why_not_cached(plan: Plan) -> str | None:
 
 
 def length_in_memory(plan: Plan) -> int:
-    """Return the tokens, data.sequence at most, whose cache fits in memory. Raises ConfigError."""
+    """Return for how many tokens, at most data.sequence, keys and values fit beside the weights.
+
+    Raises ConfigError if none do.
+    """
     itemsize = itemsizes_of(plan.config)[0]
     layers = _layers(plan)
     weights = sum(spec.numel for spec in plan.parameters()) * itemsize

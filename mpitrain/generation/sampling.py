@@ -32,7 +32,10 @@ class SamplingRules:
     repetition_penalty: float = 1.0
 
     def choose(self, logits_V: torch.Tensor, generator: torch.Generator, before: Sequence[int] = ()) -> int:
-        """Return the next token. before: text so far. Raises CheckpointError for NaN logits."""
+        """Return the next token. before: the text so far.
+
+        Raises CheckpointError if there are no likelihoods.
+        """
         if not all(map(math.isfinite, logits_V.aminmax())):  # NaN is both
             raise CheckpointError(
                 "the weights give NaN or infinite logits; train the model again, or go back to an earlier "

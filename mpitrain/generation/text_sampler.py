@@ -1,4 +1,6 @@
-"""Sample text from a checkpoint, on one rank, without MPI (docs/guides/security.md)."""
+"""Sample text from a checkpoint, on one rank and without MPI. The run directory may be a stranger's
+(docs/guides/security.md).
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -95,7 +97,10 @@ class TextSampler:
         self._stage = _load(rundir, plan)
 
     def text(self, number: int) -> Iterator[str]:
-        """Yield a prompt and its text as it is sampled, as if alone; of a chat the answer alone."""
+        """Yield a prompt, by its number, and then text as it is sampled: what it would be alone.
+
+        Of a chat the answer alone.
+        """
         request = self.request
         generator = torch.Generator().manual_seed(request.seed)
         ids = list(self._ids[number])
@@ -139,7 +144,10 @@ def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]
 
 
 def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
-    """Warn of another tokenizer than the run's, and no more: other spaces give the same tokens."""
+    """Say so if the run's tokens are another tokenizer's.
+
+    No more: one written with other spaces gives the same.
+    """
     with suppress(DataError, OSError):
         if describe(rundir.data).origin.tokenizer != tokenizer.identity:
             warn(
@@ -149,7 +157,10 @@ def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
 
 
 def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memory: bool) -> None:
-    """Say which tokens take a pass over the text. of_memory: more keys and values don't fit."""
+    """Say in one line which tokens take a pass over the text.
+
+    length: of the text, at most. of_memory: keys and values of more tokens don't fit into it.
+    """
     if why is not None:
         warn(f"no key-value cache, every token takes a pass over the text: {why}")
     elif length > sequence:
@@ -174,7 +185,10 @@ def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
 def _questions(
     rundir: RunDir, tokenizer: Tokenizer, prompts: Sequence[str], request: SamplingRequest
 ) -> tuple[frozenset[int], list[list[int]]]:
-    """Return the tokens that end an answer, and prompts by the chat template. Raises DataError."""
+    """Return the tokens that end an answer, and those of each prompt by the chat template.
+
+    It lies beside the tokenizer that is given, or else in the run directory. Raises DataError.
+    """
     if tokenizer.identity == "bytes":
         raise DataError("--chat: a tokenizer of bytes has no chat template; leave --chat out")
     given = request.tokenizer_file
@@ -193,7 +207,10 @@ def _questions(
 
 
 def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_tokens: int) -> Config:
-    """Return a configuration of the whole model for num_tokens at most. Raises ConfigError."""
+    """Return the configuration of the whole model for at most `num_tokens` tokens.
+
+    Raises ConfigError before anything is allocated.
+    """
     one = on_one_rank(config)
     threads = min(one.run.threads, len(cores_of_process()))
     one = msgspec.structs.replace(

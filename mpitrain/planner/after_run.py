@@ -170,7 +170,7 @@ def _reason(error: Exception) -> str:
 
 
 def _sent(run: MeasuredRun) -> tuple[str, list[str]]:
-    """Return the megabytes that rank 0 sends in a step, as layers declare, or why not."""
+    """Return the megabytes that rank 0 sends in a step, as layers and program declare them, or why not."""
     count = len(run.plan.training.ranks[0])
     if count > MOST_REHEARSED:
         return "-", [f"  too many instructions ({count:,}) to predict traffic"]

@@ -308,7 +308,7 @@ def _sustained_held(counted: Sequence[PredictedRow]) -> dict[str, Any]:
 
 
 def _unknown_held(rows: Sequence[PredictedRow]) -> dict[str, Any]:
-    """Return how many rows with an unknown field lie between their layouts, 10 % beyond."""
+    """Return how many rows with an unknown field that decides lie between their layouts, 10 % beyond each."""
     inside = []
     for each in rows:
         if each.row.is_interval and each.row.measured.seconds is not None:

@@ -200,7 +200,7 @@ def _factor(predicted: Callable[[float], float], wanted: float) -> float | None:
 
 
 def _here(machine: MachineFile, run: MeasuredRun) -> MachineFile:
-    """Return another machine's figures with the memory and the ranks of this node."""
+    """Return a machine begun with the figures of another, with the memory and the ranks of this node."""
     near = run.node_ranks if run.node_ranks > 1 else machine.ranks_per_node
     if machine.device != "cpu":
         return replace(machine, ranks_per_node=near)
@@ -221,7 +221,7 @@ def _faster(figure: Figure, factor: float) -> Figure:
 
 
 def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFile:
-    """Return a machine with other rates; small and grouped products keep their share."""
+    """Return a machine with other rates; small and grouped products keep their share of the large ones'."""
 
     def faster(key: str, figure: Figure) -> Figure:
         table, _, name = key.partition(".")

@@ -53,7 +53,7 @@ class SearchSpace(NamedTuple):
     may_offload: bool = False
 
     def resolved(self, config: Config) -> ResolvedConfig:
-        """Resolve a configuration as a run on the machine does. Raises ConfigError."""
+        """Return a configuration as a run on the machine resolves it. Raises ConfigError, as a run does."""
         ranks = JobRanks.filling(self.ranks, self.machine.ranks_per_node)
         return resolve(config, ranks, self.vocab, self.needed)
 
@@ -156,7 +156,7 @@ def _stages_of_zero(space: SearchSpace, data: int, pp: int, tp: int) -> list[tup
 
 
 def _experts(space: SearchSpace, model: StepModel, ranks: int, tp: int) -> list[tuple[int, int]]:
-    """Return degrees of ep and etp: experts are whole, or divided as dense layers are."""
+    """Return degrees of ep with those of etp: experts are whole, or divided as the dense layers are."""
     if model.experts is None:
         return [(space.fixed.get("parallel.ep", 1), space.fixed.get("parallel.etp", 1))]
     eps = tuple(ep for ep in _divisors(model.experts.count) if ranks % ep == 0 and ep <= 128)

@@ -165,7 +165,7 @@ def _assumptions(given: Config, space: SearchSpace) -> list[str]:
 
 
 def _assumed_batch(config: Config, ranks: int) -> int:
-    """Return sequences that all data ranks can divide: 32 and one a rank at least."""
+    """Return sequences of a step that all data ranks can divide: 32 and a sequence a rank at least."""
     parallel = config.parallel
     dp = parallel.dp or max(1, ranks // (parallel.tp * parallel.cp * max(1, parallel.pp)))
     each = dp * config.batch.micro
@@ -221,7 +221,7 @@ def best_of(
 
 
 def _is_enough(chosen: Sequence[RunnableLayout], top: int, planned: int, following: Candidate) -> bool:
-    """Return whether enough layouts are planned: of those as fast as the best a few are."""
+    """Return whether no further layout need be planned: those that are as fast as the best are, a few."""
     most = max(top, CHECKED)
     best = min(each.candidate.found.seconds for each in chosen)
     equal = following.found.seconds <= (1 + EQUAL) * best
@@ -362,7 +362,7 @@ def named(fixed: FixedKeys) -> str:
 
 
 def few_digits(value: float) -> str:
-    """Return a number as text: from 10 on with one decimal, from 10,000 on with none."""
+    """Return a number as text: from 10 on with one digit after the point, from 10,000 on with none."""
     if value < 10:
         return f"{value:.3g}"
     return f"{value:.1f}" if value < 1e4 else f"{value:,.0f}"

@@ -148,7 +148,7 @@ def _machine(gpu: str, own: MachineFile | None) -> MachineFile:
 
 
 def _with_cards(machine: MachineFile, gbit: float | None) -> MachineFile:
-    """Return the machine with cards of so many Gbit/s a node; the same share is reached."""
+    """Return the machine whose nodes have cards of so many Gbit/s, of which as large a share is reached."""
     if not gbit:
         return machine
     links, peak = machine.links, gbit / 8 * 1e9 / machine.ranks_per_node
@@ -194,7 +194,7 @@ def _measured(
     machine: MachineFile,
     convention: Convention,
 ) -> PublishedFigures:
-    """Return a step's seconds: as given, or by tokens, samples, FLOP/s or MFU."""
+    """Return the seconds of a step: of time if it is given, of tokens or samples, of FLOP/s, of MFU."""
     found = dict(_seconds(fields, model, layout, machine, convention))
     memory = number_in(fields, "mem_gb")
     if memory and memory * 1e9 > 1.3 * machine.memory_bytes:

@@ -141,7 +141,7 @@ class _Choice:
     # ------------------------------------------------------------ what was recorded
 
     def _recorded(self) -> Config | None:
-        """Return the layout that the run directory recorded, for as many ranks, if it fits."""
+        """Return the layout that the run directory has recorded as planned, for as many ranks, if it fits."""
         rundir = RunDir(self._request.config.run.dir)
         with suppress(MpitrainError, OSError):  # what is wrong there is said when the directory is taken
             if kind_of(rundir.config) != "a file":
@@ -167,7 +167,7 @@ class _Choice:
     # ------------------------------------------------------------ what is planned
 
     def _planned(self) -> PlannedLayout | None:
-        """Return the best layout by prediction that a run accepts and that fits; or None."""
+        """Return the best layout by prediction that a run accepts and that fits, None if there is none."""
         request, rates = self._request, self._rates()
         micro = {"batch.micro": self._given.batch.micro}
         space = SearchSpace(
@@ -210,7 +210,7 @@ class _Choice:
         return rates._replace(ranks_per_node=self._node_ranks(), memory_bytes=memory)
 
     def _is_measured(self) -> bool:
-        """Return whether figures of run.machine were measured on it, undisturbed."""
+        """Return whether the figures of run.machine were measured on it, and nothing disturbed that."""
         if self._machine is None or self._machine.disturbed:
             return False
         figures = self._machine.products.values()

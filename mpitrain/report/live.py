@@ -34,7 +34,10 @@ Maker = Callable[[Sequence[RecordedRun], str, str], str]
 
 
 class LiveRuns:
-    """What is shown of some runs, rebuilt when a file of theirs has changed. Thread-safe."""
+    """What is shown of some runs, rebuilt when one of their files has changed. For several threads.
+
+    make_page, make_state: page() and state() of page.py.
+    """
 
     def __init__(self, readers: Sequence[RunReader], over: str, make_page: Maker, make_state: Maker):
         self._readers = readers

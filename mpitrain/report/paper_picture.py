@@ -17,7 +17,10 @@ LONGEST_NAME = 40
 
 
 def draw(runs: Sequence[RecordedRun], curves: Sequence[Curve], over: str, kind: str) -> bytes:
-    """Return a panel a curve; equal runs give equal bytes. Raises ValueError without curves."""
+    """Return the picture, a panel a curve. kind: svg or png. Equal runs give equal bytes.
+
+    Raises ValueError if no run has any of the curves.
+    """
     drawn = {curve: points(curve, [run.steps for run in runs], over) for curve in curves}
     drawn = {curve: of_runs for curve, of_runs in drawn.items() if of_runs}
     if not drawn:

@@ -1,4 +1,7 @@
-"""run.svg and loads.svg, which a run leaves. No matplotlib: it takes a second and 30 MB."""
+"""The pictures that a run leaves: run.svg, losses and communication; loads.svg, loads of its experts.
+
+Written without a library: a run ends with them, and matplotlib takes a second and 30 MB.
+"""
 
 from collections.abc import Iterator, Sequence
 from html import escape

@@ -147,7 +147,10 @@ class StepReader:
         self._damaged = 0
 
     def read(self) -> StepSeries:
-        """Return all steps, each once; from the beginning after a cut. Raises OSError."""
+        """Return all steps so far. A step that stands twice counts as its last line has it. Raises OSError.
+
+        A file that was cut or replaced, as a run does that resumes, is read from its beginning.
+        """
         torn = 0
         with open(open_regular(self._path), "rb") as file:
             if not self._continues(file):

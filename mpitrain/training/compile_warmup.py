@@ -1,4 +1,7 @@
-"""A step before the first one that changes nothing: what it compiles is in no step's time."""
+"""A step before the first one, which changes nothing.
+
+What it compiles (`run.compile`) is in no step's time, and takes nobody's limit.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

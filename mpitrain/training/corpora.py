@@ -143,7 +143,10 @@ class PreparedCorpus:
         return f"{corpus.content} {self._config.data.sequence} {BLOCK}"
 
     def keep(self) -> None:
-        """Keep verified files, copies and packs for the next start. By one rank, at the end."""
+        """Keep beside the tokens what the next start needn't find out: verified files, copies, packs.
+
+        One rank calls it, once nothing can be refused any more.
+        """
         corpus = describe(self._folder)
         note_intact(self._folder, corpus)
         if self._found:

@@ -24,7 +24,12 @@ ASSUMED_BYTES_S = 100e6  # of a rank, until a save was measured
 
 
 class Leaving:
-    """Of one rank. saved_bytes: the most a rank writes. reason: why the run asks its ranks."""
+    """Of one rank.
+
+    requests: know the time that there is, on one rank.
+    saved_bytes: the most that a rank writes.
+    reason: why the run itself asks its ranks to leave; "" if it doesn't.
+    """
 
     def __init__(self, requests: LeaveRequests, saved_bytes: float):
         self._requests = requests
@@ -71,11 +76,16 @@ class Leaving:
         self._began = time.monotonic()
 
     def validated(self, took_s: float) -> None:
-        """Note how long a validation took; the longest counts for ever."""
+        """Note how long a validation took.
+
+        The longest counts for ever: they can be further apart than the steps that are remembered.
+        """
         self._validation_s = max(self._validation_s, took_s)
 
     def end_step(self, save_s: float) -> None:
-        """Note a step's seconds, with validation and without its save, and how long that took."""
+        """Note how long the step took, its validation included and its save not, and how long the
+        last save took until it was committed.
+        """
         self._steps.append(time.monotonic() - self._began)
         self._longest_save_s = max(self._longest_save_s, save_s)
 

@@ -60,7 +60,10 @@ class MetricsLine:
 
 
 def expert_loads(actor: Actor, world: World) -> dict[str, list[float]]:
-    """Return each expert's share of the last step's choices, by block. Collective."""
+    """Return the share that each expert had of the choices of the last step, by block.
+
+    Collective over all ranks: each gives the blocks that it counts.
+    """
     pieces = (piece for piece in actor.gradients.counted if piece.spec.group == "load")
     mine = {
         piece.spec.name.removeprefix("blocks.").partition(".ffn")[0]: piece.weight.tolist()
@@ -70,7 +73,10 @@ def expert_loads(actor: Actor, world: World) -> dict[str, list[float]]:
 
 
 def together(rank_shares: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Return the loads of all ranks by block: "0", "1", ..., then "mtp.0" of further tokens."""
+    """Return the loads of all ranks, in the order of the blocks.
+
+    "0", "1", ..., and those that predict further tokens, "mtp.0", ...
+    """
 
     def place(item: tuple[str, list[float]]) -> tuple[bool, int]:
         further, _, number = item[0].rpartition(".")

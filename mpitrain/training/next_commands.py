@@ -26,7 +26,10 @@ LONGEST_WORD = 20  # characters
 
 
 def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nodes: int) -> str:
-    """Return commands to sample, train further, and begin another run, from the same folder."""
+    """Return how to sample from a run that is done, to train it further, and to begin another one like it.
+
+    They are for the folder that the run was started in: paths are as they were given.
+    """
     ours = _this_program()
     path = as_argument(run_dir)
     ranks = " ".join([*command_of_ranks(num_ranks, num_nodes), *ours])
@@ -52,7 +55,10 @@ def _as_given(key: str, value: str | list[str]) -> str:
 
 
 def prompt_for(tokenizer: Tokenizer, beginning: list[int], source: str) -> str:
-    """Return a prompt: of the data's first words those with tokens; Python for the quickstart."""
+    """Return a prompt that fits the training data: some of its first words that the tokenizer has tokens for.
+
+    source: data.source; the quickstart corpus is Python.
+    """
     if source == QUICKSTART and _has_tokens(tokenizer, PROMPT):
         return PROMPT
     words = tokenizer.decode(beginning).split()
@@ -89,7 +95,9 @@ def _further(config: Config, run_dir: Path) -> str:
 
 
 def _tokenizer(name: str, run_dir: Path) -> str:
-    """Return the option for a tokenizer outside the run directory, which must be given."""
+    """Return the option for a tokenizer that lies outside of the run directory, and is read only if
+    it is given.
+    """
     if name == "bytes" or Path(os.path.realpath(name)).is_relative_to(os.path.realpath(run_dir)):
         return ""
     return f" --tokenizer {as_argument(name)}"

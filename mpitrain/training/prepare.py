@@ -85,7 +85,10 @@ def open_run(
 
 
 def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> JoinedRanks:
-    """Start MPI, read one configuration on all ranks, spares too. Collective; raises InputError."""
+    """Start MPI, and read one configuration on all ranks, spares included.
+
+    Collective over all ranks. Raises InputError, alike on all ranks.
+    """
     guard.place.enter("start", "reading the configuration", BUSY)
     # before MPI starts: its limit (comm.timeout_s) is for that, too
     read = attempt(path, overrides)
@@ -179,7 +182,10 @@ def begun_from_init(asked: LoadedConfig) -> tuple[LoadedConfig, LoadedConfig, li
 
 
 def _require_files(plan: Plan, world: World) -> None:
-    """Refuse unreadable model.init or run.machine, and unknown loggers. Collective."""
+    """Refuse a model.init or run.machine that can't be read, and loggers that aren't there.
+
+    Collective over all ranks.
+    """
     loggers = plan.config.run.logger_names
     world.on_first_rank("looking at run.loggers", lambda: require_loggers(loggers))
     world.on_first_rank("looking at run.eval_tasks", lambda: require_tasks(plan.config.run))
@@ -200,7 +206,9 @@ def _require_init(plan: Plan, checkpoints: Path) -> None:
 
 
 def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
-    """Say so if a run directory's configuration, moved or copied, names another one."""
+    """Say so if the configuration is that of a run directory, which was moved or copied, and names
+    another one.
+    """
     here = RunDir(os.path.dirname(path or ""))
     asked = any(override.partition("=")[0].strip() == "run.dir" for override in overrides)
     own = os.path.basename(path or "") == here.config.name and os.path.exists(here.metrics)
@@ -225,7 +233,10 @@ def _checked(read: LoadedConfig | InputError, num_ranks: int) -> LoadedConfig:
 def _plan(
     config: Config, world: World, record: RecordRequest | None, vocabulary: Vocabulary
 ) -> tuple[Plan, dict[str, str]]:
-    """Resolve and prove the configuration; return also what ranks need alike. Sends nothing."""
+    """Resolve the configuration and prove its schedule; return also what all ranks need alike.
+
+    It sends nothing.
+    """
     if vocabulary.older_end_of_text is None:
         separator(config.data, vocabulary)  # else a run begun before may have one
     plan = plan_for(config, ranks_of(world), vocabulary)
@@ -274,7 +285,12 @@ def _require_staging(path: str) -> None:
 
 
 def _require_device(plan: Plan, world: World) -> None:
-    """Refuse, before the run directory is made, devices that can't do this. Collective."""
+    """Refuse a device that can't do or hold what is asked, and compilers, before the run directory is made.
+
+    It needs torch.
+
+    Collective over all ranks.
+    """
     config = plan.config
     direct = config.comm.device == "direct"
     needs = direct or config.precision.compute == "fp8"

@@ -23,7 +23,10 @@ HEADER = ("operation", "instruction", "calls", "ms a step", "share")
 
 
 class Profiling:
-    """What run.profile asks for. say: called on all ranks; rank 0 prints."""
+    """What run.profile asks for, on all ranks.
+
+    say: takes what is said, on all ranks; rank 0 says it.
+    """
 
     def __init__(self, actor: Actor, world: World, rundir: RunDir, say: Callable[[str], None]):
         self._request = ProfileRequest.read(actor.config.run.profile)

@@ -203,7 +203,10 @@ class Opening:
         needs: Mapping[str, Any],
         each: Callable[[str], object],
     ) -> Newest:
-        """Return the newest step in memory, if newer than saved and not the last. Collective."""
+        """Return the newest checkpoint in memory, if it is newer than what is saved.
+
+        None of the last step: that has to be saved on disk. Collective over all ranks.
+        """
         self.guard.requests.is_unsaved = False
         if memory is None or not memory.is_used():
             return saved
@@ -263,7 +266,9 @@ class Opening:
         return token
 
     def _describe_text(self) -> str:
-        """Say what was read, and what was passed over: nobody misses that otherwise."""
+        """Say what was read and what wasn't: files that are passed over without a word are missed
+        by nobody.
+        """
         corpus = describe(self.rundir.data)
         special = f"{self.vocabulary.description}; special tokens that are spelled out in a text are text"
         text = f"text: {corpus.tally.describe(corpus.count)}\ntokens: {special}"

@@ -36,7 +36,12 @@ def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 def agreed_layout(
     given: LoadedConfig, world: World, vocabulary: Vocabulary, look_at_gpus: bool = True
 ) -> AnsweredLayout:
-    """Return rank 0's answer. look_at_gpus: by torch. Collective; raises InputError, MeshError."""
+    """Return the answer of rank 0 on all ranks, whose configurations have to be the same.
+
+    look_at_gpus: torch may be loaded for that.
+
+    Raises InputError or MeshError, alike on all ranks. It is collective.
+    """
     config = given.config
     require_same_configuration(world, config)
     asks = config.run.layout != "default" and not config.memory.limit_gb and not config.run.machine
@@ -73,7 +78,10 @@ def ranks_of(world: World) -> JobRanks:
 
 
 def judged_advice(config: Config, plan: Plan, world: World, vocabulary: Vocabulary) -> list[str]:
-    """Return rank 0's advice. Collective; raises ConfigError where memory has no room."""
+    """Return the advice for a run, which rank 0 finds. Collective over all ranks.
+
+    Raises ConfigError, alike on all ranks, for a layout that memory has no room for.
+    """
 
     def judged() -> list[str]:
         from mpitrain.plan.predict.step_time.advice import judge  # on one rank of many

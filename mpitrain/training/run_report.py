@@ -67,7 +67,9 @@ class RunReport:
             self.speaks = False
 
     def step(self, line: dict, waited_share: float) -> None:
-        """Show a step; on plain output the first, last, validated ones, and by run.log_every."""
+        """Show a step; on a plain output at the pace of run.log_every, and always the first, the
+        last and those that are validated.
+        """
         step = line["step"]
         now = time.monotonic()
         self._first = self._first or (step, now)

@@ -1,4 +1,7 @@
-"""What a run that resumes has in common with its past: data read, its order; rates are reported."""
+"""What a run that resumes has in common with its past: the order of its data, what was read, the rate.
+
+A change of what is done already is refused; one of the learning rate is reported.
+"""
 
 import tomllib
 from contextlib import suppress
@@ -25,7 +28,12 @@ RATE_KEYS = ("optimizer.lr", *(f"schedule.{key}" for key in ("name", "warmup", "
 
 
 def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
-    """Return the order's name, the checkpoint's. Raises CheckpointError if `asked` is another."""
+    """Return the name of the order in which a run has its data: that of its checkpoint, which never changes.
+
+    asked: data.order.
+
+    Raises CheckpointError for another one than the checkpoint's.
+    """
     if not newest.step:
         return asked or FEISTEL
     recorded = newest.order or SORTED
@@ -43,7 +51,10 @@ def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
 
 
 def saved_config(newest: Newest, config: Config) -> Config | None:
-    """Return a checkpoint's own configuration; None without one, or with other plug-ins."""
+    """Return the configuration that a checkpoint was saved with: config.toml may be edited since.
+
+    None if the step doesn't say it, or names another plug-in than `config`.
+    """
     with suppress(ConfigError, ValueError, RecursionError):
         tree = tomllib.loads(newest.config)
         return parse(tree, plugins_of(config)) if tree else None
@@ -51,7 +62,9 @@ def saved_config(newest: Newest, config: Config) -> Config | None:
 
 
 def change_of_rate(before: Config, now: Config, step: int) -> str:
-    """Say so if a run resumes with another learning rate than it would have had after `step`."""
+    """Say so if a run that resumes after `step` has another learning rate than it would have had;
+    "" if not.
+    """
     had = learning_rate(before, step)
     has = learning_rate(now, step)
     if had == has:
@@ -68,7 +81,10 @@ def change_of_rate(before: Config, now: Config, step: int) -> str:
 
 
 def require_same_past(newest: Newest, config: Config, checkpoints: Path, train: Samplers) -> None:
-    """Raise CheckpointError if `train`, read now, changes the data of steps already done."""
+    """Raise CheckpointError if the data of steps that the run has done already would be another.
+
+    train: what the run reads now.
+    """
     before = saved_config(newest, config) if newest.step else None
     if before is None:
         return

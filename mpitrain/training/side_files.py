@@ -15,7 +15,10 @@ from mpitrain.plan.routing import joined
 
 
 class SideFiles:
-    """Records some steps and writes what is complete. say: called on all ranks; rank 0 prints."""
+    """What is recorded of some steps, and written when it is complete.
+
+    say: takes what is said of them, on all ranks; rank 0 says it.
+    """
 
     def __init__(self, actor: Actor, world: World, rundir: RunDir, say: Callable[[str], None]):
         self._actor = actor

@@ -169,7 +169,10 @@ def _coordinates(config: Config, rank: int) -> dict[str, int]:
 
 
 def _placement(config: Config, length: int) -> SequencePlacement | None:
-    """Return where rows of `length` have their positions, if they are spread over ranks."""
+    """Return where the positions of rows are, if they are spread over ranks.
+
+    length: of the rows that sequences are cut into.
+    """
     parallel, model = config.parallel, config.model
     if parallel.cp == 1:
         return None
@@ -192,7 +195,10 @@ def order_of_run(rundir: RunDir, config: Config) -> str:
 
 
 def tokenizer_of_run(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
-    """Return the given tokenizer, else the run's own, which must lie inside its directory."""
+    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere.
+
+    Of all that its reader may read.
+    """
     name = data.tokenizer
     end = data.end_of_text
     begin = data.begin_of_text

@@ -1,4 +1,7 @@
-"""Tasks scored at each validation (run.eval_tasks) by the training actor, as in `mpitrain eval`."""
+"""Tasks by which a run is judged at each validation (run.eval_tasks), as `mpitrain eval` scores them.
+
+By the actor that trains, in rows of the run's own length, without gradients.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -33,7 +36,10 @@ def require_tasks(run: Run) -> None:
 
 
 def read_tasks(plan: Plan, rundir: RunDir, tokenizer: Tokenizer, sources: Collection[str]) -> Tasks:
-    """Return a run's tasks, which fit its rows. sources: validated, too. Raises InputError."""
+    """Return the tasks of a run, which fit into its rows whatever their length. Raises InputError.
+
+    sources: that are validated, too.
+    """
     config = plan.run_config
     vocabulary = EvaluatedVocabulary.of_run(rundir, config.data, tokenizer, own=True)
     tasks = {

@@ -36,7 +36,11 @@ from mpitrain.training.tokenizing import OneTokenizer
 def prepare_tokens(
     path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], object]
 ) -> int:
-    """Prepare tokens; return the exit code. Collective; raises InputError, StoppedEarly on all."""
+    """Prepare the tokens of a configuration; return the exit code.
+
+    Collective over all ranks. Raises InputError alike on all ranks, and StoppedEarly on all when one
+    has to leave: what is prepared is kept.
+    """
     read = attempt(path, overrides)
     world = guard.connect()
     guard.place.enter("start", "checking the configuration", BUSY)

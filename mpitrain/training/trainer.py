@@ -127,7 +127,10 @@ class Trainer:
         return self.code is None and step < self.config.run.steps and step + 1 not in self.steps_here
 
     def begin(self) -> None:
-        """Say what is trained; choose what is traced, recorded. Collective; raises StoppedEarly."""
+        """Say what is trained, and settle which steps are traced, recorded and measured.
+
+        Collective over all ranks; raises StoppedEarly.
+        """
         what = self.corpora, self.placement, self.validation, self.peak
         for line in Announcements(self.world, self.actor, *what).lines():
             self.report.say(line)
@@ -142,7 +145,10 @@ class Trainer:
         self.profiling.choose(self.counts.step)
 
     def steps(self) -> Iterator[dict]:
-        """Run the steps left as they are asked for; yield lines of metrics.jsonl. Collective."""
+        """Run the steps that are left, each when it is asked for, and yield its line of metrics.jsonl.
+
+        Collective over all ranks.
+        """
         if self.counts.step == 0:
             self._log({"step": 0, **self.validate(), "time": time.time()})
         self.guard.requests.begin_steps()
@@ -224,7 +230,10 @@ class Trainer:
         return line | self.saver.lines()
 
     def _validate_if_due(self) -> dict[str, Any]:
-        """Return validation loss and loads of experts, where a step asks for them. Collective."""
+        """Return the loss of validation and the loads of experts, after steps that ask for them.
+
+        Collective over all ranks.
+        """
         run = self.config.run
         due = self.counts.step == run.steps or (run.eval_every and self.counts.step % run.eval_every == 0)
         if not due or self.urgency == HURRY:
@@ -236,7 +245,10 @@ class Trainer:
         return line
 
     def _check_and_save(self, result: StepResult, line: Mapping[str, Any]) -> int | None:
-        """Check a step, save it or roll back; return the last one's exit code. Collective."""
+        """Check a step, then save it or go back from it as is due; return the exit code if it was the last.
+
+        Collective over all ranks. line: of the step, with what it was evaluated to.
+        """
         run = self.config.run
         step = self.counts.step
         over = step == run.steps or self.urgency > STAY
@@ -256,7 +268,10 @@ class Trainer:
         return self._end_of_batch() if grows else None
 
     def _keep(self, result: StepResult, line: Mapping[str, Any], saving: bool, is_followed: bool) -> None:
-        """Copy a step in memory, unless it is the last, and save it on disk, as is due."""
+        """Copy a step in memory, unless it is the last, and save it on disk, as is due.
+
+        A step that is saved is copied, too: until its checkpoint is committed others follow.
+        """
         if is_followed and self.memory.due(self.counts.step):
             self.memory.copy(self.counts.step, self.recovery.meta({}))
         if saving:
@@ -282,7 +297,10 @@ class Trainer:
         return due or edge or stop > STAY
 
     def _end(self, reason: str) -> int:
-        """Wait for the last save; return the exit code. reason: why it isn't worth saving."""
+        """Return the exit code after the last step, when nothing is being saved any more.
+
+        reason: why it isn't worth saving.
+        """
         self.saver.finish()
         last = self.saver.last
         if reason or last.unhealthy:
@@ -331,7 +349,10 @@ class Trainer:
         return FAILED
 
     def _count_skips(self, result: StepResult) -> str:
-        """Count and report skipped steps in a row; return why the run ends. Alike on all ranks."""
+        """Count the steps that were skipped in a row, and say so.
+
+        Return why the run has to end, if it has to. Alike on all ranks.
+        """
         most = self.config.run.max_skips
         if not (result.skipped or result.spike):
             self.counts.skipped_in_a_row = 0
@@ -354,7 +375,10 @@ class Trainer:
         return line
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
-        """Append a line to metrics.jsonl and show it; it is synced before a checkpoint's commit."""
+        """Append a line to metrics.jsonl before the next step, and show it.
+
+        It is synced before a checkpoint is committed.
+        """
         if self.mesh.rank:
             return
         self.place.enter("step", f"writing {self.rundir.metrics}")
@@ -380,7 +404,10 @@ class Trainer:
         self.saver.start(self.counts.step, self.recovery.meta(line))
 
     def _roll_back(self, last: int) -> int | None:
-        """Go back to a checkpoint after a spike; return the exit code if it ends. Collective."""
+        """Go back to a checkpoint after a spike; return the exit code if the run has to end.
+
+        Collective over all ranks.
+        """
         most = self.config.spikes.most
         if most and self.spikes.rollbacks >= most:
             return self._diverged(

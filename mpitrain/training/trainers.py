@@ -33,7 +33,10 @@ def run(
     record: RecordRequest | None = None,
     calibrate: str | None = None,
 ) -> int:
-    """Train; return the exit code. calibrate: a machine file. Collective; raises as built()."""
+    """Train what was opened, and return the exit code. Collective over `world`; raises as built() does.
+
+    calibrate: the file of the run's machine, which what it has measured changes.
+    """
     calibration = None
     if calibrate is not None:
         machine = opened.plan.config.run.machine
@@ -49,7 +52,11 @@ def run(
 
 
 class Trainers:
-    """A run's trainers, one a plan (batch.growth, batch.lengths). now: the one that trains."""
+    """The trainers of a run, one after the other, each with its own plan.
+
+    Batches (batch.growth) or rows (batch.lengths) of the next one have another size.
+    now: the one that trains.
+    """
 
     def __init__(self, opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None):
         self._opened = opened
@@ -66,7 +73,10 @@ class Trainers:
         return bool(self._stack.__exit__(*error))
 
     def advance(self) -> None:
-        """Build the next trainer, which resumes from a saved step. Collective; raises as built()."""
+        """Free the communicators, and build the trainer of the next step: it resumes from a saved one.
+
+        Collective over all ranks; raises as built() does.
+        """
         self._stack.close()
         opened, counts = self._opened, self.now.counts
         newest = opened.saved._replace(step=counts.step, folder=opened.rundir.checkpoints)
@@ -122,7 +132,10 @@ def _built(
     guard: Guard,
     record: RecordRequest | None,
 ) -> Trainer:
-    """Look at the machine, build the model, read the checkpoint. Collective; raises as built()."""
+    """Look at the machine, build the model and read the newest checkpoint.
+
+    Collective over `world`; raises as built() does.
+    """
     config = opened.plan.config
     place = guard.place
     report = RunReport(world.rank, 0, log_pace(config.run))

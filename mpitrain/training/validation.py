@@ -18,7 +18,11 @@ from mpitrain.training.task_scores import TaskScores
 
 
 class Validation:
-    """Computes held-out losses. urgency: the most urgent rank's, as the last validation heard."""
+    """Computes the loss of held-out sequences, on all ranks.
+
+    num_sequences: of a validation.
+    urgency: how urgently the most urgent rank has to leave, as the last validation heard it.
+    """
 
     def __init__(
         self, opened: PreparedRun, actor: Actor, rows: StepRows, world: World, guard: Guard, leaving: Leaving

@@ -39,12 +39,12 @@ from mpitrain.schedules.families.zero_bubble import ZB_H1, ZB_H2
 from mpitrain.schedules.family import Rows, ScheduleFamily
 from mpitrain.schedules.limits import require_searchable
 from mpitrain.schedules.options import DEFAULTS, Options, StageTimes, Times
-from mpitrain.schedules.search.improve import num_plays, search, search_freed, shortest_play
+from mpitrain.schedules.search.improve import num_plays, search, search_freed
 from mpitrain.schedules.search.problem import ROUNDING, Problem, is_large, stage_costs
 from mpitrain.schedules.search.timed_order import TimedOrder, is_shorter
 from mpitrain.schedules.search_progress import Listener
 
-MOST_BLOCKS = 100  # building blocks of a V that take part in every search
+MOST_BLOCKS = 100  # building blocks of a V that take part
 REMEMBERED_LIMITS = 48  # for which an order isn't searched for again
 TAKES = ("times", "stage_times", "memory_limit", "weight_memory", "recompute", "offload")
 
@@ -128,19 +128,8 @@ class SearchedSize(NamedTuple):
     def tight(self, limit: float) -> Iterator[Rows]:
         """Yield orders with a tight cooldown, of a V."""
         if self.name == V_AUTO.name:
-            places = slice(min(MOST_BLOCKS, self._num_plays))
-            yield from tight_v_orders(self.num_ranks, self.num_microbatches, limit, places)
-
-    def others(self, limit: float) -> Iterator[Rows]:
-        """Yield what there is time for of a V's other blocks, if stages differ: one may be the best then."""
-        if self.name == V_AUTO.name and self.stages is not None:
-            places = slice(MOST_BLOCKS, self._num_plays)
-            for orders in v_orders, tight_v_orders:
-                yield from orders(self.num_ranks, self.num_microbatches, limit, places)
-
-    @property
-    def _num_plays(self) -> int:
-        return num_plays(3 * self.chunks * self.num_ranks * self.num_microbatches)
+            number = min(MOST_BLOCKS, num_plays(6 * self.num_ranks * self.num_microbatches))
+            yield from tight_v_orders(self.num_ranks, self.num_microbatches, limit, number)
 
 
 def _best(size: SearchedSize, limit: float, listener: Listener) -> Rows:
@@ -167,8 +156,7 @@ def _within(size: SearchedSize, limit: float, listener: Listener) -> TimedOrder:
     problem = size.problem(limit)
     whole = size._replace(recompute=None, copy=None)
     if not problem.frees:
-        best = search(problem, size.known(limit), size.tight(limit), listener.notify)
-        return shortest_play(problem, best, size.others(limit))
+        return search(problem, size.known(limit), size.tight(limit), listener.notify)
     best = _within(whole, limit, listener)
     roomy = max(limit, size.chunks * size.num_ranks)
     freed = search_freed(problem, chain([best.actions()], size.known(roomy)))
@@ -208,7 +196,7 @@ def _v(num_ranks: int, num_microbatches: int, options: Options) -> Iterator[Rows
     assert options.memory_limit is not None
     yield from zbv_orders(num_ranks, num_microbatches, options)
     number = min(MOST_BLOCKS, num_plays(6 * num_ranks * num_microbatches))
-    yield from v_orders(num_ranks, num_microbatches, 2 * options.memory_limit, slice(number))
+    yield from v_orders(num_ranks, num_microbatches, 2 * options.memory_limit, number)
 
 
 def _first(rows: Rows, num_microbatches: int) -> Rows:

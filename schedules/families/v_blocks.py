@@ -19,21 +19,18 @@ Offsets = tuple[tuple[int, ...], ...]  # of each rank: the slots of the first mi
 
 
 def v_orders(
-    num_ranks: int, num_microbatches: int, limit: float, places: slice
+    num_ranks: int, num_microbatches: int, limit: float, number: int
 ) -> Iterator[list[list[Action]]]:
-    """Yield the orders of some blocks, of those that fit into a limit of stages' stashes.
-
-    places: of which, where those that hold most come first.
-    """
-    for offsets in _fitting(num_ranks, limit)[places]:
+    """Yield the orders of so many blocks, those that hold most within a limit of stages' stashes first."""
+    for offsets in _fitting(num_ranks, limit)[:number]:
         yield from_building_block(offsets, num_microbatches, SearchProgress(None))
 
 
 def tight_v_orders(
-    num_ranks: int, num_microbatches: int, limit: float, places: slice
+    num_ranks: int, num_microbatches: int, limit: float, number: int
 ) -> Iterator[list[list[Action]]]:
     """Yield the orders of the same blocks with a tight cooldown (see v_half)."""
-    for offsets in _fitting(num_ranks, limit)[places]:
+    for offsets in _fitting(num_ranks, limit)[:number]:
         yield from tight_from_building_block(offsets, num_microbatches)
 
 

@@ -63,16 +63,6 @@ def search(
     return min((one.plan for one in (*pool[:1], *better[:1])), key=LENGTH)
 
 
-def shortest_play(problem: Problem, best: TimedOrder, known: Iterable[Rows]) -> TimedOrder:
-    """Return the best of a plan and of orders of others, as they are and with W where a rank waits."""
-    for order, overlap in _each_way(known):
-        if best.makespan <= problem.bound * (1 + ROUNDING):
-            break
-        plan = _played(problem, order, overlap, best.makespan)
-        best = plan if plan and is_shorter(plan, best) else best
-    return best
-
-
 def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:
     """Return the best plan in which stashes are recomputed or offloaded as the limit asks for; None: none
     fits.

@@ -1,4 +1,6 @@
-"""`mpitrain ckpt inspect`: who wrote a checkpoint, what is in it, how healthy it is."""
+"""`mpitrain ckpt inspect`: who wrote a checkpoint, what is in it, how healthy it is, for someone
+who has only the folder.
+"""
 
 import math
 import time
@@ -25,7 +27,10 @@ LIBRARIES = "the version of "
 
 
 def inspect(path: str, step: int | None, arrays: bool, json: bool) -> tuple[str, int]:
-    """Return what to print, and 0, or 1 for damage; reads no arrays. Raises CheckpointError."""
+    """Return what to print, and 0, or 1 if a step is damaged.
+
+    Raises CheckpointError if there is none. Reads no arrays.
+    """
     steps = steps_at(path, step)
     looked_at = steps.committed if json else steps.committed[-MOST_SHOWN:]
     facts_of_all = (_facts(steps, folder) for folder in looked_at)
@@ -60,7 +65,10 @@ def _overview(steps: Steps, every: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _facts(steps: Steps, step: int) -> dict[str, Any]:
-    """Return what is known of a step without reading arrays; `damage`: what is wrong."""
+    """Return what can be known of a step without reading its arrays.
+
+    What is wrong with it, if something is, in `damage`.
+    """
     try:
         with steps.open(step) as checkpoint:
             check_sizes(checkpoint)

@@ -24,7 +24,10 @@ BEST_BY = "val_loss"
 def verify(
     team: Team, path: str, step: int | None, every: bool, sample: float, say: Callable[[str], None]
 ) -> int:
-    """Verify a step, or every one; return 0, or 1 for damage. sample: of the chunks. Collective."""
+    """Verify a step, or every one; return 0, or 1 if one is damaged or no valid HDF5. Collective.
+
+    sample: the share of the chunks to read.
+    """
     steps = team.on_first_rank("finding the checkpoints", lambda: steps_at(path, step))
     code = DONE
     for number in steps.committed if every else [steps.newest]:
@@ -77,7 +80,10 @@ def rewrite(
 
 
 def repair(path: str, step: int | None, say: Callable[[str], None]) -> int:
-    """Repair a step, or all, and say so; return 1 for other damage. Raises CheckpointError."""
+    """Repair a step, or all; say what was done; return 0, or 1 if a step has another damage.
+
+    Raises CheckpointError if a run is there.
+    """
     steps = steps_at(path, step)
     valid = list[int]()
     damaged = list[str]()
@@ -103,7 +109,10 @@ def repair(path: str, step: int | None, say: Callable[[str], None]) -> int:
 
 @contextmanager
 def _without_a_run(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Lock the run that checkpoints belong to. Raises CheckpointError if it is in use."""
+    """Keep runs out of the run directory that a folder of checkpoints belongs to.
+
+    Raises CheckpointError if one is there.
+    """
     run = folder.absolute().parent
     if folder.absolute().name != CHECKPOINTS or not (run / "config.toml").exists():
         yield  # a folder that `mpitrain ckpt reshard` wrote
@@ -120,7 +129,10 @@ def _without_a_run(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 def prune(
     path: str, keep: int, every: int, best: int, best_by: str, dry_run: bool, say: Callable[[str], None]
 ) -> int:
-    """Remove old steps, and say which; return 1 if one can't be read. Raises CheckpointError."""
+    """Remove steps up to the newest that is whole, say which, and return 0, or 1 if a step can't be read.
+
+    Raises CheckpointError if none is whole.
+    """
     if best_by != BEST_BY and not best:
         raise ConfigError(f"--best-by {shown(best_by)} does nothing without --best; add it, or leave it out")
     steps = steps_at(path)

@@ -74,7 +74,10 @@ def _tokenizer(folder: Path, description: Description, given: str | None) -> Tok
 
 
 def _copies_of_validation(folder: Path, description: Description, tokenizer: Tokenizer | None) -> int | None:
-    """Return how many documents are copies of held-out ones; None without held-out ones."""
+    """Return how many documents are copies of those of data.val_path, or of those that a run holds out.
+
+    None: there is neither.
+    """
     if (number := description.tally.training) is not None:
         tokens, ends = open_tokens(folder), np.asarray(open_ends(folder))
         held_out = np.array([[ends[number - 1] if number else 0, ends[-1]]])

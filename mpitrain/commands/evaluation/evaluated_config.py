@@ -44,7 +44,10 @@ def given_keys(given: LoadedConfig) -> dict[str, Any]:
 
 
 def evaluated(config: Config, keys: Mapping[str, Any], num_ranks: int) -> Config:
-    """Return a run's model for num_ranks: in its own layout if that fits, else as --set says."""
+    """Return the model of a run for a number of ranks.
+
+    In the run's own layout, if it was of as many and none is given; otherwise as --set says.
+    """
     parallel: dict[str, Any] = {}
     if math.prod(getattr(config.parallel, name) for name in DEGREES) == num_ranks and not any(
         key.startswith("parallel.") for key in keys
@@ -73,7 +76,10 @@ def evaluated(config: Config, keys: Mapping[str, Any], num_ranks: int) -> Config
 
 
 def at_length(config: Config, longest: int, limit: int) -> Config:
-    """Return a configuration for sequences of `longest` tokens at least. Raises ConfigError."""
+    """Return the same for sequences of `longest` tokens, in a length that the layout divides.
+
+    Raises ConfigError if `limit`, the context, has no room for that.
+    """
     parallel = config.parallel
     unit = 2 * parallel.cp * parallel.tp if parallel.cp * parallel.tp > 1 else 1
     if config.precision.compute == "fp8":

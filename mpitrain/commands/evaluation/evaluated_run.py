@@ -149,7 +149,10 @@ def _step_of(run: EvaluatedRun, step: int | str | None) -> int:
 
 @contextmanager
 def scorer_of(plan: Plan, world: World, place: RankStatus, rundir: RunDir, step: int) -> Iterator[Scorer]:
-    """Build mesh and model with a step's weights. Collective; raises InputError on all ranks."""
+    """Build the communicators and the model, with the weights of a step. Collective over all ranks.
+
+    Raises InputError, alike on all ranks.
+    """
     placement = choose_place(plan, world, training=False)
     limit_s = Limit(plan.config.comm.timeout_s).seconds
     way = way_of_messages(placement, world, plan.config.comm.device, limit_s)

@@ -89,7 +89,10 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
 
 
 def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> AgainVerdict:
-    """Decide by the step and the prepared tokens at each end so far; the last is now's."""
+    """Decide, by the step of the newest checkpoint at each end so far, and by the tokens that were prepared.
+
+    The last one is now's.
+    """
     if len(steps) >= most:
         return AgainVerdict(
             False,

@@ -1,4 +1,7 @@
-"""`mpitrain job slurm|pbs|lsf|flux|kubernetes`: write a job's script, explain it, submit it."""
+"""`mpitrain job slurm|pbs|lsf|flux|kubernetes`.
+
+Write the script of a job, say what it will do, and submit it if that is wanted.
+"""
 
 import hashlib
 import json
@@ -29,7 +32,10 @@ MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
 
 
 def main(kind: str, asked: JobRequest, say: Callable[[str], None]) -> int:
-    """Write, explain and submit the script; nothing where the configuration can't run."""
+    """Write the script, explain it, and submit it.
+
+    Nothing is written where the configuration can't run on that many ranks.
+    """
     scheduler = SCHEDULERS[kind]
     _ = asked.seconds  # refused before anything else
     path = Path(asked.out or f"{_name(asked.config)}.{kind}{Path(scheduler.template).suffix}")
@@ -130,7 +136,9 @@ def _digest(text: str) -> str:
 
 
 def _is_of_before(content: bytes, script: str) -> bool:
-    """Return whether `content` is this command's unedited script of the same configuration."""
+    """Return whether what is there is a script of the same configuration, with whatever options, as this
+    command wrote it. Names of several configurations may lead to one name of a script.
+    """
     lines, _, digest = content.decode(errors="replace").rpartition(SEAL)
     return digest.strip() == _digest(lines) and _written_line(lines) == _written_line(script)
 
@@ -158,7 +166,10 @@ def _as_yaml(text: str) -> str:
 
 
 def _require_lines(asked: JobRequest, path: Path) -> None:
-    """Raise ConfigError for text of more than one line: what follows would be a command."""
+    """Raise ConfigError for text that would be more than a line of the script.
+
+    What follows a line break would be a command.
+    """
     options = [
         (f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")
     ]
@@ -188,7 +199,10 @@ def template(name: str) -> str:
 
 
 def _fill(text: str, values: dict[str, str]) -> str:
-    """Fill in @names@; lines of a value get its indent, and a line that becomes empty goes."""
+    """Fill in what is between @.
+
+    A value of several lines is indented as its place is, and a line that comes to nothing goes.
+    """
     lines = []
     for line in text.splitlines():
         filled = re.sub("@([a-z_]+)@", lambda match: values.get(match[1], match[0]), line)
@@ -281,7 +295,10 @@ def _absolute_paths(plan: Plan) -> list[str]:
 
 
 def _submit(scheduler: Scheduler, path: Path) -> int:
-    """Give the script to the scheduler, which prints. Raises MpitrainError if it refuses."""
+    """Give the script to the scheduler, which says what it makes of it.
+
+    Raises MpitrainError if it refuses it.
+    """
     *command, last = scheduler.submit
     by_input = last == "<"
     file = f"./{path}" if str(path).startswith("-") else str(path)  # no option of the scheduler

@@ -1,4 +1,9 @@
-"""What sets schedulers apart: each has one line here, and one template in jobs/."""
+"""What sets schedulers apart, besides their templates in jobs/.
+
+How times and sites are written there, and their commands.
+
+A scheduler is one line here and one file there.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -52,7 +52,10 @@ class SpareNodes:
         return [launcher, *placed, *words]
 
     def exclude_lost(self) -> str:
-        """Exclude silent nodes, and say so; where a run shrinks, lost ones are asked again."""
+        """Exclude the nodes that don't answer; return what is to be said of it.
+
+        Where a run shrinks, those that were lost are asked again.
+        """
         again = self._lost if self._shrinks else []
         asked = {name: _asked(name) for name in (*self._usable(), *again)}
         end = time.monotonic() + ANSWER_S

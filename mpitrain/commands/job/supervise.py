@@ -25,7 +25,10 @@ FORWARDED = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
 
 class _Launches:
-    """Starts of a command; hears signals between them, too. asked: the last signal, or 0."""
+    """The starts of a command. Within the block it hears the signals that end a run, also between two starts.
+
+    asked: the last of them, 0 for none.
+    """
 
     def __init__(self) -> None:
         self.asked = 0

@@ -51,7 +51,10 @@ class SweptLayout(NamedTuple):
 
 
 def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
-    """Have each layout take steps, print all. Collective; raises InputError alike on all ranks."""
+    """Have each layout take steps, and print all. Collective over all ranks.
+
+    Raises InputError, alike on all ranks, for what no layout can do.
+    """
     world = guard.connect(may_be_alone=True)
     layouts = world.on_every_rank("reading the layouts", lambda: _read(asked, world.node_ranks))
     world.require_same({"the layouts": repr(layouts)})

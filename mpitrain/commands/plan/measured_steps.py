@@ -1,4 +1,7 @@
-"""`mpitrain plan --measure K`: the first K layouts take steps of random tokens on these ranks."""
+"""`mpitrain plan --measure K`: the first K layouts take a few steps on these ranks.
+
+An Actor takes them, of random tokens: nothing is read, saved or validated.
+"""
 
 import statistics
 import time
@@ -118,7 +121,10 @@ def measured_step(
     steps: int = STEPS,
     sign_of_life: Callable[[], None] = lambda: None,
 ) -> MeasuredStep:
-    """Time steps after a first one; sign_of_life: called before each. Collective over `world`."""
+    """Take so many steps, after one that isn't timed. Collective over all ranks of `world`.
+
+    sign_of_life: called before each step.
+    """
     placement = place(plan, world)
     way = way_of_messages(placement, world, plan.config.comm.device, TIMEOUT_S)
     mesh = build_mesh(plan, world.comm, guard.place, way, placement.use)
@@ -145,7 +151,9 @@ def _timed(
     steps: int,
     sign_of_life: Callable[[], None],
 ) -> tuple[float, float, CountedLoad | None]:
-    """Return a step's seconds, the least wait, the experts' load. Collective."""
+    """Return the seconds of a step, how long the rank that waited least stood still, and how unevenly
+    experts were loaded. Collective.
+    """
     clock = clock_of(placement.device)
     with guard.place.at("build", "building the model", BUSY):
         actor = Actor(plan, mesh, placement.device, place=guard.place, compiled=placement.compiled)

@@ -102,7 +102,10 @@ def scaling(asked: PlanRequest, counts: Sequence[int]) -> str:
 
 
 def find_layouts(asked: PlanRequest, ranks: int, node_ranks: int = 0) -> "PlanAnswer":
-    """Return the layouts that fit; write files. node_ranks 0: the machine's. Raises ConfigError."""
+    """Return the layouts that fit, and write the best configuration if that is asked for.
+
+    node_ranks: of a node; 0: the machine's. Raises ConfigError if none fits.
+    """
     changed = changes(asked.what_if)
     loaded = _read(asked)
     _require_files(asked, loaded)
@@ -155,7 +158,10 @@ def _all_layouts(answer: "PlanAnswer", suffix: str) -> bytes:
 
 
 def _written(given: LoadedConfig, best: RunnableLayout, tokens: float, out: str) -> str:
-    """Return TOML of what was given and chosen, with a run.dir of its own, and steps by tokens."""
+    """Return what the user gave and the planner chose, as TOML.
+
+    Its run has a directory of its own, and with tokens the steps that these take.
+    """
     before, chosen = settings.flatten(given.config), settings.flatten(best.config)
     keys = {key for key in chosen if key in ALWAYS_WRITTEN or chosen[key] != before[key]}
     values: dict[str, Any] = {}

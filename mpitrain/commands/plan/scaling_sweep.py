@@ -48,7 +48,10 @@ class ToScale(NamedTuple):
 
 
 def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
-    """Have the first ranks of each number take steps, print all. Collective; raises InputError."""
+    """Have the first ranks of each number take steps, and print all. Collective over all ranks.
+
+    Raises InputError, alike on all ranks, before the first step if a number can't have a layout.
+    """
     world = guard.connect(may_be_alone=True)
     plans = world.on_every_rank("planning each number of ranks", lambda: _read(asked, world))
     world.require_same({"the layouts": repr([(each.typed, each.ranks) for each in plans])})
@@ -105,7 +108,10 @@ def _numbers(typed: str | None, size: int) -> list[int]:
 
 
 def _plans_of(asked: SweepRequest, layout: str, over: Sequence[int], world: World) -> list[ToScale]:
-    """Return a layout's plans; an open batch fits one number of ranks (strong: the largest)."""
+    """Return the plans of a layout; an open batch is what one of the numbers of ranks takes.
+
+    With strong scaling that is the largest number, whose ranks all need sequences.
+    """
     open_batch = config_of(asked, layout).config.batch.global_ == 0
     reference = over[-1] if asked.scaling == "strong" and open_batch else over[0]
     batch = _plan(asked, layout, reference, 0, world).config.batch.global_

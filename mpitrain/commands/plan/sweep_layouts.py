@@ -66,7 +66,10 @@ def machine_name(asked: SweepRequest) -> str:
 
 
 def rates_for(asked: SweepRequest, config: Config, node_ranks: int) -> MachineRates:
-    """Return a layout's figures; comm.node_ranks goes before node_ranks. Raises ConfigError."""
+    """Return the figures that predict a layout's steps, with so many ranks on a node.
+
+    comm.node_ranks overrides these. Raises ConfigError.
+    """
     name = asked.machine or config.run.machine or ON_CPU
     return rates_of(settings.with_values(config, {"run.machine": name}), node_ranks)
 
@@ -106,7 +109,10 @@ def words_of(layout: str) -> list[str]:
 
 
 def plan_on(given: LoadedConfig, ranks: JobRanks, batch: int = 0) -> Plan:
-    """Return a run's plan. batch: sequences; 0: as configured. Raises InputError."""
+    """Return the plan of a run. batch: its sequences; 0: as the configuration says.
+
+    Raises InputError for what can't run.
+    """
     config = beginning(given)[0].config
     if batch:
         config = settings.with_values(config, {"batch.global_": batch})

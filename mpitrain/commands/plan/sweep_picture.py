@@ -1,4 +1,9 @@
-"""Pictures of `mpitrain sweep` and of `mpitrain plan --all`. Only pictures import matplotlib."""
+"""Pictures of `mpitrain sweep`: scaling as curves, layouts that differ in two keys as a heat map. And of
+`mpitrain plan --all`: time against memory.
+
+Only pictures import this, and with it matplotlib. Colours are those of schedules' pictures, which
+colour-blind readers tell apart; what is measured is drawn through, what is predicted dashed.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -63,7 +68,10 @@ def _finish(axes: Axes, ranks: Sequence[int], title: str) -> None:
 
 
 def heat_map(keys: tuple[str, str], measured: Cells, predicted: Cells, title: str) -> bytes:
-    """Return tokens/s by the values of two keys as .svg; None: refused, or not predicted."""
+    """Return tokens/s of layouts by the values of two keys as an .svg file, measured and predicted.
+
+    A cell that is None was refused, or isn't predicted; one that isn't there wasn't asked for.
+    """
     across = _values([column for _, column in measured])
     down = _values([row for row, _ in measured])
     width, height = max(7.0, 2 * (1.6 + 0.9 * len(across))), 1.7 + 0.55 * len(down)
@@ -104,7 +112,10 @@ def _label(axes: Axes, x: int, y: int, cells: Cells, at: tuple[str, str], most: 
 
 
 def time_against_memory(layouts: Sequence[tuple[float, float]], limit: float, kind: str) -> bytes:
-    """Draw the front of (bytes, seconds) of layouts, with the limit in bytes. kind: svg or png."""
+    """Draw the least seconds of a step over bytes of a rank, and the line of those that none beats in both.
+
+    layouts: bytes and seconds. limit: bytes that a rank may hold. kind: of the file, such as "svg".
+    """
     figure = Figure(figsize=(7, 4.2), facecolor="white", layout="constrained")
     axes = figure.subplots()
     axes.scatter([held / 1e9 for held, _ in layouts], [took for _, took in layouts], s=6, color=GREY)

@@ -54,7 +54,10 @@ def _span(rank: int, name: str, category: str, begin_s: float, end_s: float) -> 
 
 
 def _of_rank(predicted: PredictedTimeline, rank: int) -> Iterator[Event]:
-    """Yield a rank's instructions that take time, and after them what ends a step."""
+    """Yield the instructions of a rank, and after them what a step ends with.
+
+    An instruction of no time isn't there: a send, and a receive of what has arrived.
+    """
     timeline = predicted.timeline
     for action, begin, end in zip(timeline.programs[rank], timeline.starts[rank], timeline.ends[rank]):
         if end <= begin:

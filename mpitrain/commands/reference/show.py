@@ -33,7 +33,10 @@ def explain(name: str | None) -> str:
 
 
 def origins_of(path: str, name: str | None) -> str:
-    """Return a line for each key with a value (of `name`), of a run or file. Raises InputError."""
+    """Return a line for each key of a run directory, or of a configuration file, that has a value.
+
+    name: of a key or a table; None: all. Raises InputError.
+    """
     from mpitrain.cluster.rundir import RunDir, read_with_origins, require_run
 
     if name and name not in tables() and name not in every_key():

@@ -1,4 +1,10 @@
-"""A timeline drawn to scale (matplotlib): one row per rank, one cell per computation."""
+"""A timeline drawn to scale: one row per rank, one cell per computation.
+
+Only pictures import this, and with it matplotlib.
+
+Colours are Okabe and Ito's, which colour-blind readers tell apart; a rank's second stage, copy or
+segment is a lighter tint.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -25,7 +31,10 @@ MOST_SHAPES = 20_000  # above it an .svg holds them as pixels
 
 @dataclass(frozen=True)
 class Look:
-    """How cells differ. chunks: stages of each rank, which tints tell apart; else segments."""
+    """How cells differ.
+
+    chunks: the stages of each rank; tints tell them apart, or else the segments of a sequence.
+    """
 
     chunks: tuple[tuple[int, ...], ...]
     segments: int = 1
@@ -59,7 +68,10 @@ def tint(kind: str, shade: int, num_tints: int) -> tuple[float, float, float]:
 
 
 def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, float]) -> None:
-    """Draw all ranks' rows. points: width of a unit of time and height of a row, for labels."""
+    """Draw all ranks' rows.
+
+    `points`: the width of one unit of time and the height of a row, for labels to fit.
+    """
     cells = [(rank, *cell) for rank in range(len(timeline.programs)) for cell in timeline.walks(rank)]
     _background(axes, len(timeline.programs), timeline.makespan)
     thin = min(
@@ -114,7 +126,9 @@ def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> 
 def _labels(
     axes: Axes, cells: list[tuple[int, Action, float, float]], look: Look, points: tuple[float, float]
 ) -> None:
-    """Write microbatch numbers, all in one size, into the cells that have room."""
+    """Write microbatch numbers, all in one size, into the cells that are long enough for the
+    longest number.
+    """
     if not cells:
         return
     smallest, largest = FONT_SIZES

@@ -1,4 +1,7 @@
-"""`mpitrain schedule`: play, print, draw and compare schedules, without MPI or torch."""
+"""`mpitrain schedule`: play a schedule, print it, draw it, compare it with others or with a run.
+
+Neither MPI nor torch.
+"""
 
 import math
 import os
@@ -104,7 +107,9 @@ def _refuse_idle(asked: ScheduleRequest, family: ScheduleFamily) -> None:
 
 
 def show(request: Request, files: Files, json: bool) -> str:
-    """Return a schedule's numbers as text or JSON; draw it, and write its table, into files."""
+    """Return what one schedule's numbers are, as text or as JSON; draw it, and write its table,
+    into files.
+    """
     played = play(request)
     if files.table:
         write("--table", files.table, files.text_of(played.table).encode())
@@ -113,7 +118,9 @@ def show(request: Request, files: Files, json: bool) -> str:
 
 
 def show_trace(trace: str, files: Files, json: bool) -> str:
-    """Return a measured step beside its prediction, as text or JSON; draw it into a file."""
+    """Return what a run measured beside what its times predict, as text or as JSON, and draw it
+    into the file `out`.
+    """
     from mpitrain.commands.schedule.measured_text import as_json, as_text
     from mpitrain.schedules.play.measurement import Measurement
 

@@ -31,7 +31,10 @@ class Comparison(NamedTuple):
 
 
 def compare(request: Request) -> Comparison:
-    """Prove and play every schedule of the catalogue, without options it has no use for."""
+    """Prove and play every schedule of the catalogue.
+
+    An option that a schedule has no use for is left out for it.
+    """
     played = []
     undefined = {}
     for name in catalog.NAMES:

@@ -1,4 +1,10 @@
-"""The frame of a picture (matplotlib): head and legend, and axes below. Measures are inches."""
+"""The frame of a picture: title, numbers and legend on top, and below them axes as wide as the picture.
+
+Needs matplotlib.
+
+Measures are inches, fixed from the top and the left, so that nothing is cut off at any size; wide
+pictures have larger letters.
+"""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -34,7 +40,12 @@ NAMES = {
 
 
 class Frame:
-    """A figure filled from the top: head of num_lines, axes of heights; titled: the first is."""
+    """A figure that is filled from top to bottom.
+
+    heights: of its axes.
+    titled: the first of them has a title.
+    num_lines: below the title of the figure.
+    """
 
     def __init__(
         self, timeline: Timeline, look: Look, heights: list[float], titled: bool = False, num_lines: int = 2

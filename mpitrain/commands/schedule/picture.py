@@ -1,4 +1,9 @@
-"""Pictures of timelines, to scale (matplotlib): a schedule, a measured step, a predicted one."""
+"""Pictures of timelines, to scale.
+
+A schedule with the memory it holds, a measured step under its simulation, a predicted step.
+
+Needs matplotlib, and with it numpy.
+"""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -79,7 +84,10 @@ def _settled(curve: Curve, end: float) -> Curve:
 
 
 def _each_rank(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> None:
-    """Draw an area per rank in one scale, in the rows' order, and at its right end its peak."""
+    """Draw an area per rank, all in one scale, in the order of the rows above.
+
+    At the right end each one's peak.
+    """
     limit = played.memory_limit
     most = max(*played.peak_stashes, limit or 0)
     for rank, (curve, peak) in enumerate(zip(curves, played.peak_stashes)):

@@ -146,7 +146,10 @@ def as_json(played: Played) -> str:
 
 
 def as_dict(played: Played) -> dict:
-    """Return a played schedule; times in the unit of --times, operations as in notation.py."""
+    """Return everything known of a played schedule.
+
+    Times are in the unit of --times; operations as in schedules/formats/notation.py.
+    """
     table = played.table
     timeline = played.timeline
     numbers = range(played.num_ranks)

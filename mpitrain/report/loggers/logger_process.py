@@ -33,7 +33,10 @@ MOST_WORDS = 2000  # characters of a last word
 
 
 class LoggerTask(msgspec.Struct):
-    """What a logger's process is given. plugins: checked by the run. patience_s: after its end."""
+    """What a logger's process is given. plugins: of the run's configuration, which has checked them.
+
+    patience_s: how long it may take after the end of the run.
+    """
 
     name: str
     run: str
@@ -42,7 +45,10 @@ class LoggerTask(msgspec.Struct):
 
 
 class FollowedFile:
-    """metrics.jsonl as it is written. offset, last: how far it was read, and the last line."""
+    """metrics.jsonl while it is written: its new lines, and whether it was cut.
+
+    offset, last: how far it was read before, and the line that ends there.
+    """
 
     def __init__(self, path: Path, offset: int = 0, last: bytes = b""):
         self._path = path

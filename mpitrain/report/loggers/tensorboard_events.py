@@ -16,7 +16,10 @@ from mpitrain.report.loggers.catalog import LoggedRun
 
 
 class TensorBoardLogger:
-    """An event file, named by the configuration's digest; a start that resumes adds another."""
+    """An event file. Those of earlier starts are removed, unless their steps aren't given again.
+
+    The digest of the configuration is part of the name: with other keys all is written anew.
+    """
 
     def __init__(self, run: LoggedRun):
         now = clock.time()

@@ -41,7 +41,11 @@ class Checks:
     _has_recorded: bool = False
 
     def pass_runner(self, step: int, rows: Callable[[], TokenRows], facts: dict[str, Any]) -> PassRunner:
-        """Return what runs a gradient pass: once, or twice to compare. rows, facts: to record."""
+        """Return what runs the gradient pass of a step: once, or again to compare.
+
+        A pass that is recorded runs once.
+        rows, facts: for a recording.
+        """
         self._recompute, period = None, self._actor.config.numerics.rerun_every
         if self._record and step == self._record.step:
             mine = self._world.rank == self._record.rank
@@ -56,7 +60,10 @@ class Checks:
         return Recording(self._record.path_in(self._rundir.path), self._actor, rows, facts)
 
     def _recorded(self, recording: Recording | None, compute: Callable[[], Work]) -> Work:
-        """Compute, recorded on one rank, and say if it couldn't be recorded. Collective."""
+        """Compute, on one rank while it is recorded, and say if it could not be.
+
+        Collective over all ranks.
+        """
         work = (recording or run_once)(compute)
         failed = "".join(
             self._world.all_gather("whether the step is recorded", recording.failed if recording else "")
@@ -67,7 +74,10 @@ class Checks:
         return work
 
     def corruption(self, step: int, saving: bool) -> Corruption:
-        """Return what of the state can't be relied on, alike on all ranks. Collective."""
+        """Return what of the state after a step can't be relied on.
+
+        What it returns is alike on all ranks; it is collective over them.
+        """
         if self._recompute and self._recompute.verdict.text:
             self._say(f"step {step}: {self._recompute.verdict.text}")
             if self._recompute.verdict.persistent:

@@ -31,7 +31,10 @@ class RankUsage(NamedTuple):
 
 
 class Ledger:
-    """The communication of this rank, step by step, but for the first, which isn't typical."""
+    """The communication of this rank, step by step.
+
+    The first step isn't in the table: it is never typical.
+    """
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
@@ -46,7 +49,9 @@ class Ledger:
         self._before, self._waits_before = self._mesh.usage(), self._mesh.progress.waited_for()
 
     def waits(self) -> dict[str, float]:
-        """Return the seconds waited in this step for others, by rank, the MOST_PEERS longest."""
+        """Return the seconds for which this rank has waited in this step for others, by rank, the
+        MOST_PEERS longest.
+        """
         return {str(rank): seconds for rank, seconds in _longest(self._waited_for())}
 
     def _waited_for(self) -> dict[int, float]:

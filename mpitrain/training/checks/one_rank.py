@@ -52,7 +52,10 @@ class WrongTensor:
 
 
 def shrunken(config: Config) -> Config:
-    """Return a small model of the same structure (heads, halves of blocks, schedule), in fp64."""
+    """Return a small model of the same structure in the same layout.
+
+    Its heads, its halves of blocks, its schedule, in fp64.
+    """
     model = config.model
     parallel = config.parallel
     stages = parallel.pp * (config.pipeline.chunks or 1)
@@ -98,7 +101,10 @@ def _shrunken_attention(attention: AttentionTable) -> dict[str, Any]:
 
 
 def verify(config: Config, world: World) -> list[WrongTensor]:
-    """Train the small model in the layout and alone; return differences in order. Collective."""
+    """Train the shrunken model in the layout and on one rank.
+
+    Return what differs on any rank, the first first. Collective.
+    """
     plan, lone_plan = world.on_every_rank("planning the small model", lambda: _plans_of(shrunken(config)))
     mesh = build_mesh(plan, world.comm)
     lone = build_mesh(lone_plan, alone())
@@ -118,7 +124,10 @@ def verify(config: Config, world: World) -> list[WrongTensor]:
 
 
 def _plans_of(small: Config) -> tuple[Plan, Plan]:
-    """Return plans in the layout and on one rank, with programs: a bad schedule is found now."""
+    """Return the plans of a model in its layout and on one rank, with programs.
+
+    What a schedule can't do is found now.
+    """
     plans = plan_of(small), plan_of(on_one_rank(small))
     for plan in plans:
         _ = plan.training  # made, and proved, when it is asked for
@@ -135,7 +144,10 @@ class _Run:
         self.actor = Actor(plan, mesh, torch.device("cpu"))
 
     def step(self, step: int) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Train a step; return loss, norm, gradients before clipping, and weights by parameter."""
+        """Train a step on random tokens.
+
+        Return loss, norm, gradients before clipping, and weights, by parameter.
+        """
         result = self.actor.run_step(step, self._microbatches(step), LR)
         clip = self.config.optimizer.clip
         clipped = min(1.0, clip / result.grad_norm) if clip else 1.0

@@ -28,7 +28,10 @@ MOST_NAMED = 8
 
 
 class Odd(NamedTuple):
-    """A tensor's part with different copies. ranks: unlike the majority; all, if there is none."""
+    """A part of a tensor of which ranks have different copies.
+
+    ranks: those with another one than most; all, if there is no majority.
+    """
 
     key: int
     ranks: tuple[int, ...]
@@ -43,7 +46,12 @@ class Corruption(NamedTuple):
 
 
 def different(actor: Actor, world: World) -> Corruption:
-    """Return which copies differ, alike on all ranks. Collective; waits for pending weights."""
+    """Return which copies differ, and where they are.
+
+    What it returns is alike on all ranks; it is collective over all ranks.
+
+    Waits for weights that are on their way. Nothing is changed.
+    """
     names = dict[int, str]()
     digests = dict[int, int]()
     for name, x in _state(actor):

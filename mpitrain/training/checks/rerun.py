@@ -78,7 +78,10 @@ class RerunVerdict(NamedTuple):
 
 
 class RecomputeCheck:
-    """A PassRunner: runs a pass twice, and again if both differ; see `verdict`. Collective."""
+    """Runs the gradient pass of one step twice, and a third time if the two differ: a PassRunner.
+
+    Given to Actor.run_step; `verdict` then tells. Collective over all ranks.
+    """
 
     def __init__(self, actor: Actor, world: World):
         self._actor = actor
@@ -112,7 +115,10 @@ class RecomputeCheck:
 
 
 def _judge(reports: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVerdict:
-    """Return the verdict of reports (node, difference, third like first, third like second)."""
+    """Return the verdict: who computed differently, and whether the run continues.
+
+    reports: of each rank (node, its own difference, third pass like the first, like the second).
+    """
     transient = any(all(repeated) for repeated in list(zip(*reports))[2:])
     named = [
         f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(reports) if event

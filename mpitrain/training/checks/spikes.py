@@ -74,6 +74,9 @@ class Spikes:
         return ""
 
     def rolled_back(self, spike: int, to: int, before: dict[str, Any]) -> None:
-        """Continue after step `to` past the spike's batch. before: the state at the spike."""
+        """Continue after step `to`, whose state is read, with what comes after the batch of step `spike`.
+
+        before: the state at the spike.
+        """
         self.rollbacks = before["rollbacks"] + 1
         self.batches_skipped = before["batches_skipped"] + spike - to

@@ -1,4 +1,6 @@
-"""Settle by the links between nodes when weights are fetched and reductions travel."""
+"""Settle what is left open until the links between nodes are known: when weights are fetched, and
+what reductions travel under.
+"""
 
 import os
 from collections.abc import Sequence
@@ -19,7 +21,9 @@ MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
 
 
 def settled(plan: Plan, world: World, placement: DevicePlacement) -> tuple[Plan, str]:
-    """Return the settled plan, and why; "" where data ranks stay in a node. Collective."""
+    """Return the plan with nothing left open, and why, for the user: nothing where data ranks
+    exchange within nodes only. Collective.
+    """
     names = axes_between(plan)
     if not (left_open(plan) and _cross(names, plan, world)):
         return plan, ""

@@ -43,7 +43,10 @@ DETERMINISM_MESSAGES = {
 
 
 def settle(numerics: Numerics, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Choose deterministic or fastest kernels, before cuBLAS is first used. Raises ConfigError."""
+    """Choose between deterministic and fastest kernels, for this process and its GPU. Raises ConfigError.
+
+    cuBLAS reads the environment when it is first used.
+    """
     deterministic = numerics.deterministic
     if deterministic and (workspace := environment.setdefault(WORKSPACE, FITTING[0])) not in FITTING:
         raise ConfigError(

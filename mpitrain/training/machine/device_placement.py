@@ -1,4 +1,6 @@
-"""The device of a rank, who shares it, how messages leave it, and its share of the cores."""
+"""The device of a rank, who shares it, the way that messages take from it, and the rank's share of
+the cores.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,7 +48,13 @@ CPU = DevicePlacement(torch.device("cpu"))
 
 
 def place(plan: Plan, world: World, training: bool = True) -> DevicePlacement:
-    """Choose and set this rank's device and torch's threads. Collective; raises InputError."""
+    """Choose this rank's device, make it that of this thread, and set torch's threads.
+
+    Collective over all ranks. training: without, a rank holds weights alone.
+
+    Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or
+    hold what is asked.
+    """
     node_gpus = world.on_every_rank("looking for a device", lambda: looked_for(plan.config))
     world.require_same(
         {"what run.device finds": f"{VENDORS[node_gpus.vendor]}'s GPUs" if node_gpus.vendor else "no GPU"}
@@ -66,7 +74,10 @@ def place(plan: Plan, world: World, training: bool = True) -> DevicePlacement:
 
 
 def _whether_to_compile(wanted: bool | str, vendor: str | None, world: World) -> tuple[bool, str]:
-    """Return whether all ranks compile, and why not. Collective; raises ConfigError on all."""
+    """Return whether all ranks compile, and why not where run.compile = "auto" would. Collective.
+
+    Raises ConfigError, alike on all ranks, where it is wanted and a rank can't.
+    """
     if wanted is True:
         world.on_every_rank("looking for a compiler", lambda: compiler.require(vendor))
         return True, ""
@@ -78,7 +89,10 @@ def _whether_to_compile(wanted: bool | str, vendor: str | None, world: World) ->
 
 
 def looked_for(config: Config) -> Gpus:
-    """Return the GPUs to choose from, set up for torch; none on CPUs. Raises ConfigError."""
+    """Return the GPUs to choose from, with torch set up to compute on them; none, for a run on CPUs.
+
+    Raises ConfigError.
+    """
     set_threads(config.run)
     keep_freed_memory()
     if config.run.device == "cpu":
@@ -138,7 +152,13 @@ def shared(placement: DevicePlacement, world: World) -> str:
 
 
 def way_of_messages(placement: DevicePlacement, world: World, wanted: str, timeout_s: float) -> Way:
-    """Return how MPI takes device buffers. timeout_s: for a probe. Collective; raises MeshError."""
+    """Return the way that messages take from and to devices. Collective over all ranks.
+
+    wanted: comm.device.
+    timeout_s: of others that wait for a child process, if one has to try.
+
+    Raises MeshError, alike on all ranks.
+    """
     if placement.gpu is None:
         return gpu_support.STAGED
     said = gpu_support.what_it_says(placement.vendor)

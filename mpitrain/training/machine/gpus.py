@@ -25,7 +25,10 @@ VISIBLE = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a part that counts as one. identity: the same in all processes of a node."""
+    """A GPU, or a part of one that torch counts as one.
+
+    identity: the same in all processes of a node, whatever its index is there.
+    """
 
     name: str
     identity: str
@@ -38,7 +41,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Gpus:
-    """All that this process sees, by index. use: makes one the thread's. kind: torch's name."""
+    """All that this process sees, by index.
+
+    use: makes one the device of the calling thread.
+    kind: what torch calls such devices.
+    """
 
     vendor: str | None  # cuda, rocm; None if there is none
     seen: tuple[Gpu, ...]
@@ -60,7 +67,10 @@ def torch_gpus() -> Gpus:
 
 
 def use(index: int) -> None:
-    """Make a GPU, and its context, this thread's: libraries below MPI ask only the driver."""
+    """Make a GPU the device of this thread, and its context the thread's.
+
+    Libraries below MPI ask the driver, which knows no more.
+    """
     torch.cuda.set_device(index)
     # before CUDA 12 it is the first call that takes the context, not the choice
     torch.cuda.current_stream(index).query()
@@ -78,7 +88,12 @@ def _gpu(index: int, vendor: str, properties: object) -> Gpu:
 
 
 def identity(properties: object, index: int, vendor: str, environment: Mapping[str, str]) -> str:
-    """Return what names a GPU: UUID (some of AMD's have none), place on the bus, or number."""
+    """Return what names a GPU on its node.
+
+    Its UUID, else its place on the bus, else its number among those that the job was given.
+
+    Some of AMD's have no UUID, or one of zeros.
+    """
     uuid = str(getattr(properties, "uuid", "")).strip()
     if uuid.strip("0-"):
         return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"

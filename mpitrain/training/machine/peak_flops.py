@@ -1,4 +1,8 @@
-"""The peak of all ranks in FLOP/s, by which MFU divides model FLOPs; a GPU counts once."""
+"""The peak of all ranks in FLOP/s: model FLOPs of what they train (plan/declared/layer.py) are
+divided by it (MFU).
+
+A GPU counts once, whatever number of ranks compute on it.
+"""
 
 import re
 import time
@@ -51,7 +55,9 @@ class PeakFlops(NamedTuple):
 
 
 def data_sheet(name: str) -> PeakFlops | None:
-    """Return a data sheet's figures for a GPU by torch's name for it; None if there is none."""
+    """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is
+    none here.
+    """
     matches = (
         (flops, sheet) for pattern, flops, sheet in DATA_SHEETS if re.search(pattern, name, re.IGNORECASE)
     )
@@ -60,7 +66,11 @@ def data_sheet(name: str) -> PeakFlops | None:
 
 
 def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) -> PeakFlops:
-    """Return the peak of all ranks: GPUs' as known, of CPUs what rank 0 measures. Collective."""
+    """Return the peak of all ranks: of each GPU as the first of its ranks knows it, of CPUs what
+    rank 0 measures.
+
+    It is collective.
+    """
     asked = placement.first if placement.gpu else world.rank == 0
     mine = _of(placement, dtype) if asked else None
     peaks = [one for one in world.all_gather("the peaks of their devices", mine) if one]
@@ -110,7 +120,10 @@ def _of(placement: DevicePlacement, dtype: torch.dtype) -> PeakFlops:
 
 
 def _fitting(dtype: torch.dtype, memory_bytes: int) -> Sequence[int]:
-    """Return the sizes whose matrices take a small part of a GPU's memory, which may be shared."""
+    """Return the sizes whose matrices take a small part of a GPU's memory.
+
+    Where it is shared, others have theirs there.
+    """
     return [n for n in SIZES_OF_GPU if 3 * n * n * dtype.itemsize <= memory_bytes / 8] or SIZES_OF_GPU[:1]
 
 
@@ -145,7 +158,10 @@ def _multiply_on(device: torch.device) -> Callable[[int, torch.dtype], Callable[
 
 
 def _seconds_of_gpu(work: Callable[[], None]) -> float:
-    """Return how long work takes by the GPU's events: it computes after the call has returned."""
+    """Return how long work takes.
+
+    A GPU computes after the call has returned: its own events tell when it has begun and ended.
+    """
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     begin.record()

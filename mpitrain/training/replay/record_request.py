@@ -1,4 +1,7 @@
-"""What `mpitrain run --record RANK:STEP` asks for. No torch: refused before it is loaded."""
+"""What `mpitrain run --record RANK:STEP` asks for.
+
+No torch: what is wrong with it is refused before anything is built.
+"""
 
 import re
 from pathlib import Path
@@ -41,7 +44,9 @@ class RecordRequest(NamedTuple):
             )
 
     def require_open(self, step: int, folder: Path) -> None:
-        """Raise ConfigError for a past step that isn't recorded: jobs repeat their command."""
+        """Raise ConfigError if a run that resumes after `step` is past this one; not if it is
+        recorded, since jobs start one command again.
+        """
         if self.step <= step and not self.path_in(folder).exists():
             raise ConfigError(
                 f"--record {self.rank}:{self.step}: the run resumes after step {step}; name a later step, or "

@@ -54,7 +54,11 @@ def gradients_of(actor: Actor) -> list[tuple[str, int, int, int]]:
 
 
 class Recording:
-    """A tap that writes one rank's step. facts: JSON for `about`. failed: why there is no file."""
+    """Writes the part of this rank in one step. Given to Actor.run_step. A tap.
+
+    facts: of the step, for `about`: JSON can hold them.
+    failed: why there is no file, if there is none.
+    """
 
     def __init__(self, path: Path, actor: Actor, rows: TokenRows, facts: dict[str, Any]):
         self._path = path
@@ -104,7 +108,10 @@ class Recording:
         self._opened.close()
 
     def _attempt(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write, if all before was written: others wait for what this rank computes, no disk."""
+        """Write, if all that was to be written before could be.
+
+        Others wait for what this rank computes, and not for its disk.
+        """
         if self.failed:
             return
         try:

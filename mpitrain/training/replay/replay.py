@@ -166,7 +166,10 @@ class Recorded:
         return len(sequences_of(plan.config, plan.axes.grid.coordinates(self.about().rank)["dp"]))
 
     def truths(self, name: str, plan: Plan) -> np.ndarray | None:
-        """Return a truth for each token (ends, scored); None: all alike, or an older file."""
+        """Return what is said of each of these tokens: whether a document ends, whether it is scored.
+
+        None if all are alike (joined documents, no mask), or the file is older.
+        """
         if name not in self.names:
             return None
         shape = self._num_rows(plan), plan.config.data.sequence + 1
@@ -177,7 +180,12 @@ class Recorded:
 
 
 class Replay:
-    """Runs what a recording holds. at: stop before this instruction. Raises DataError."""
+    """Runs what a file tells.
+
+    at: the instruction before which the debugger is called, if any.
+
+    Raises DataError.
+    """
 
     def __init__(self, path: str, at: str | None = None):
         self._file = Recorded(path)
@@ -241,7 +249,10 @@ class Replay:
         """Nothing comes but from the file."""
 
     def _fill(self, which: TappedOperation, buffers: Sequence[Array]) -> None:
-        """Fill buffers with what came; what starts before or after the step isn't recorded."""
+        """Fill buffers with what came.
+
+        What is started before the step, and after its update, isn't recorded.
+        """
         names = [f"came/{which.axis}/{which.number}/{number}" for number in range(len(buffers))]
         if all(name in self._file.names for name in names):
             self._file.fill(names, buffers)

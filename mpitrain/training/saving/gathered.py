@@ -66,7 +66,9 @@ class Gathered:
                 self._target(name, shape, extent)[...] = array
 
     def parts(self) -> Parts:
-        """Return what was taken, as checkpoint.save takes it; nothing but on the first rank."""
+        """Return what was taken, as checkpoint.save takes it, in the memory of this object; nothing
+        but on the first rank.
+        """
         return self._parts
 
     @property
@@ -95,7 +97,9 @@ def _box(shape: tuple[int, ...], extent: Extent) -> Box:
 
 
 def _memory(headers: list[BoxHeader]) -> Parts:
-    """Return uninitialised memory for boxes, in one piece where they make a whole array."""
+    """Return uninitialised memory for these boxes, in one piece for what makes a whole array, else
+    for each box.
+    """
     by_name = defaultdict(list)
     for header in headers:
         by_name[header.name].append(header)

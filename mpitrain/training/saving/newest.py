@@ -1,4 +1,6 @@
-"""The newest whole checkpoint, from which a run resumes; each rank verifies a part of it."""
+"""The checkpoint that a run resumes from: the newest one that is whole, of which each rank verifies
+a part.
+"""
 
 import secrets
 from collections.abc import Callable, Mapping

@@ -245,7 +245,10 @@ class Saver:
         return self._snapshot.description if isinstance(self._snapshot, Gathered) else ""
 
     def start(self, step: int, meta: dict) -> None:
-        """Begin to write a snapshot, after an earlier one is over; without copies, wait for it."""
+        """Take a snapshot, and have it written; without copies, wait until it is.
+
+        What was under way is waited for first.
+        """
         self.finish()
         if self.last.waited_s > SLOW_S and self._background:
             last = self.last
@@ -279,7 +282,10 @@ class Saver:
         self._retention.damaged.update(damaged)
 
     def refuse(self, step: int, reason: str) -> None:
-        """Note that a step isn't worth saving, after the outcome of what was under way."""
+        """Take note that a step isn't worth saving.
+
+        What was under way is waited for first: its outcome is the earlier one.
+        """
         self.finish()
         self._record(Outcome(step, reason, unhealthy=True))
 
@@ -308,7 +314,10 @@ class Saver:
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
-        """Let this rank stay longer where it is: one sync may take minutes. All ranks come here."""
+        """Let this rank stay longer where it is in the block: one sync of a slow disk may take minutes.
+
+        All ranks come here.
+        """
         limit_s = self._place.limit_s
         self._place.name(self._place.who, max(limit_s, self._patience_s))
         yield
@@ -378,7 +387,9 @@ class Saver:
         return ""
 
     def _wait_here(self) -> None:
-        """Wait for this rank's thread, while each thing it does keeps the limit of a place."""
+        """Wait for the thread of this rank, as long as it does one thing after the other within the
+        limit of a place.
+        """
         task = self._task
         seen = ""
         while task is not None and not task.over.wait(LOOK_S):

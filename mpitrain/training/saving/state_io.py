@@ -28,7 +28,10 @@ AT_ONCE = 1 << 20  # elements that are looked at together: a thread that looks n
 
 
 def has_a_shard(actor: Actor) -> bool:
-    """Return whether this rank is the first with its part of a domain's state, and writes it."""
+    """Tell whether this rank is the first of those that have its part of a domain's state.
+
+    Then it writes that part.
+    """
     return any(zero_group.first for zero_group in actor.zero_groups.values())
 
 
@@ -88,7 +91,9 @@ class Snapshot:
         return _parts(self._copies)
 
     def parts(self) -> Parts:
-        """Return what was taken, as checkpoint.save takes it, in memory of this or the actor."""
+        """Return what was taken, as checkpoint.save takes it, in the memory of this object or of
+        the actor.
+        """
         return self._copy_parts if self.copied else _parts(self._live())
 
     def _live(self) -> list[Held]:
@@ -114,7 +119,10 @@ def _parts(held: Sequence[Held]) -> Parts:
 
 
 def read(saved: Checkpoint, actor: Actor) -> None:
-    """Read this rank's weights and moments, and the loss scale. Raises CheckpointError."""
+    """Read this rank's part of weights and moments, and the loss scale.
+
+    Raises CheckpointError for what isn't there, and for weights that nobody would read.
+    """
     _require_same_state(saved, actor)
     for name, spec, box, x in _state(actor, actor.gradients.pieces):
         saved.require({name: (to_array(x).dtype, spec.whole)})
@@ -124,7 +132,10 @@ def read(saved: Checkpoint, actor: Actor) -> None:
 
 
 def _require_same_state(saved: Checkpoint, actor: Actor) -> None:
-    """Raise CheckpointError for other weights or moments; weights of model.mtp may be left."""
+    """Raise CheckpointError for a step with other weights, or with the moments of another optimiser.
+
+    Weights of further tokens (model.mtp) may be left behind.
+    """
     stored = set(saved.names())
     own = {spec.name for spec in actor.plan.parameters()}
     weights = {name.partition("/")[2] for name in stored if name.startswith(f"{PARAMETERS}/")}
@@ -162,7 +173,9 @@ def _tensors(actor: Actor, pieces: Sequence[ParameterShard]) -> Iterator[Held]:
 
 
 def _state(actor: Actor, pieces: Sequence[ParameterShard]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
-    """Yield (name in the checkpoint, parameter, its box, flat tensor), box by box."""
+    """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and
+    moments, box by box.
+    """
     for what, piece, x in _tensors(actor, pieces):
         for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
             yield f"{what}/{piece.spec.name}", piece.spec, box, x[here]

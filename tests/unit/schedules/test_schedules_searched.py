@@ -1,7 +1,6 @@
 """The schedules whose order is searched for: never slower than what is published, within any limit."""
 
 import random
-from itertools import chain
 
 import pytest
 from conftest import but_for
@@ -10,12 +9,10 @@ from support.quick_schedules import NAMES, SEARCHED
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import families
 from mpitrain.schedules.catalog import build
-from mpitrain.schedules.families.searched import SearchedSize
 from mpitrain.schedules.lowering.lower import Reduction, lower
-from mpitrain.schedules.options import Options, StageTimes, Times
+from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.play.simulate import simulate_table
 from mpitrain.schedules.proof.check import check
-from mpitrain.schedules.search.improve import shortest_play
 from mpitrain.schedules.search.problem import Problem, stage_costs
 from mpitrain.schedules.search.timed_order import OrderedPlay, order_of
 
@@ -82,17 +79,6 @@ def test_orders_that_are_played_later_make_no_step_longer(
 ):
     """A V with few microbatches, for which blocks with a tight cooldown are a help or in the way."""
     assert searched("v-auto", num_ranks, num_microbatches, times, limit).makespan <= makespan
-
-
-def test_of_a_v_whose_stages_differ_blocks_that_hold_less_take_part():
-    even = StageTimes(4, 10, 7)
-    stages = StageTimes(8, 14, 11), *[even] * 6, StageTimes(10, 16, 13)
-    size = SearchedSize("v-auto", 4, 5, 2, Times(8, 20, 14, 1), 1, stages, None, None)
-    problem = size.problem(8)
-    plan = OrderedPlay(problem, order_of(build("v-min", 4, 5).ranks)).play()
-    first = shortest_play(problem, plan, chain(size.known(8), size.tight(8)))
-    assert (first.makespan, shortest_play(problem, first, size.others(8)).makespan) == (367, 364)
-    assert not list(size._replace(stages=None).others(8))
 
 
 def test_groups_of_as_many_as_ranks_take_part_with_split_backwards():

@@ -36,7 +36,7 @@ HALF_LENGTH = 300.0
 
 
 def product_seconds(product: Product, machine: MachineRates, dtype: str) -> float:
-    """Return the seconds of a product: the longer of computing and reading it."""
+    """Return the seconds of a product: the longer of computing and reading it; none of an empty one."""
     if not product.flops:
         return 0.0
     m, n, k = product.m, product.n, product.k
