@@ -165,7 +165,7 @@ def _assumptions(given: Config, space: SearchSpace) -> list[str]:
 
 
 def _assumed_batch(config: Config, ranks: int) -> int:
-    """Return sequences of a step that all data ranks can divide: 32 and a sequence a rank at least."""
+    """Return a step's sequences, which data ranks divide: 32, and one a rank, at least."""
     parallel = config.parallel
     dp = parallel.dp or max(1, ranks // (parallel.tp * parallel.cp * max(1, parallel.pp)))
     each = dp * config.batch.micro

@@ -24,6 +24,8 @@ from mpitrain.planner.published_rows import Row
 
 # standard deviations, in logarithms: of one system's constant from that of others on its GPU, and of a step
 OF_A_SYSTEM, OF_A_STEP = 0.2, 0.1
+CLEAR = 1.5  # deviations from which a step counts less (Huber's weights)
+ROUNDS = 20  # after which the weights stay as they are
 OTHER_REGIME = 6.0  # times as much for steps of other numbers, or with experts
 NOT_IN_A_STEP = ("host", "storage")  # tables of a machine's file that no published step tells
 MODELS = 2  # whose steps each tell how far off the others' constant is
@@ -46,11 +48,19 @@ class Sample(NamedTuple):
 
 def fit(samples: Sequence[Sample], start: float = 0.0, regime: str = "") -> float:
     """Return the constant of steps of a regime, near `start`, which few leave as it is."""
-    steps = [(1 / OF_A_SYSTEM**2, start)]
-    for sample in samples:
-        spread = OF_A_STEP * (OTHER_REGIME if regime and sample.regime != regime else 1.0)
-        steps.append((1 / spread**2, sample.longer))
-    return sum(weight * longer for weight, longer in steps) / sum(weight for weight, _ in steps)
+    steps = [
+        (sample.longer, OF_A_STEP * (OTHER_REGIME if regime and sample.regime != regime else 1.0))
+        for sample in samples
+    ]
+    constant = start
+    for _ in range(ROUNDS):
+        weights = [
+            min(1.0, CLEAR * spread / max(abs(longer - constant), 1e-9)) / spread**2
+            for longer, spread in steps
+        ]
+        total = start / OF_A_SYSTEM**2 + sum(weight * longer for weight, (longer, _) in zip(weights, steps))
+        constant = total / (1 / OF_A_SYSTEM**2 + sum(weights))
+    return constant
 
 
 def calibrated(machine: MachineFile, constant: float, kernel: str, source: str) -> MachineFile:

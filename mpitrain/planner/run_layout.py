@@ -141,7 +141,7 @@ class _Choice:
     # ------------------------------------------------------------ what was recorded
 
     def _recorded(self) -> Config | None:
-        """Return the layout that the run directory has recorded as planned, for as many ranks, if it fits."""
+        """Return the planned layout that the run directory has, for as many ranks, if it fits."""
         rundir = RunDir(self._request.config.run.dir)
         with suppress(MpitrainError, OSError):  # what is wrong there is said when the directory is taken
             if kind_of(rundir.config) != "a file":

@@ -64,7 +64,7 @@ class Rope:
 
 
 def rope_of(attention: ResolvedAttention, width: int) -> Rope:
-    """Return what a resolved configuration says; a ramp of YaRN is rounded unless a key says otherwise."""
+    """Return what a configuration says; the ramp of YaRN is rounded, unless a key says no."""
     llama3 = None
     if (attention.llama3_factor or 1) > 1:
         llama3 = Llama3(

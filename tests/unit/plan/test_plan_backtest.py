@@ -177,6 +177,14 @@ def test_few_steps_leave_a_constant_near_its_beginning_and_many_move_it():
     assert 0.5 < one < many == pytest.approx(math.log(2), rel=0.01)
 
 
+def test_a_step_that_is_far_off_counts_little():
+    steps = [Sample(1.0, 1.1 + 0.01 * (number % 3), regime="dense bf16") for number in range(20)]
+    wrong = Sample(1.0, 33.0, regime="dense bf16")
+    assert fit([*steps, wrong], regime="dense bf16") == pytest.approx(
+        fit(steps, regime="dense bf16"), abs=0.03
+    )
+
+
 def test_steps_of_another_regime_count_little():
     dense = [Sample(1.0, 1.1, regime="dense bf16")] * 5
     experts = [Sample(1.0, 3.0, regime="experts bf16")] * 5

@@ -168,7 +168,10 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def to_toml(self) -> str:
         """Return the text of its file."""
-        return tomli_w.dumps(msgspec.to_builtins(self))
+        tree = msgspec.to_builtins(self)
+        if not self.disturbed:  # which older versions don't know
+            del tree["disturbed"]
+        return tomli_w.dumps(tree)
 
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
