@@ -22,7 +22,7 @@ def v_orders(
     num_ranks: int, num_microbatches: int, limit: float, number: int
 ) -> Iterator[list[list[Action]]]:
     """Yield the orders of so many blocks, those that hold most within a limit of stages' stashes first."""
-    for offsets in _fitting(num_ranks, limit)[:number]:
+    for offsets in _fitting(num_ranks, num_microbatches, limit)[:number]:
         yield from_building_block(offsets, num_microbatches, SearchProgress(None))
 
 
@@ -30,20 +30,22 @@ def tight_v_orders(
     num_ranks: int, num_microbatches: int, limit: float, number: int
 ) -> Iterator[list[list[Action]]]:
     """Yield the orders of the same blocks with a tight cooldown (see v_half)."""
-    for offsets in _fitting(num_ranks, limit)[:number]:
+    for offsets in _fitting(num_ranks, num_microbatches, limit)[:number]:
         yield from tight_from_building_block(offsets, num_microbatches)
 
 
-def _fitting(num_ranks: int, limit: float) -> list[Offsets]:
-    return [offsets for peak, offsets in _blocks(num_ranks) if peak <= limit]
+def _fitting(num_ranks: int, num_microbatches: int, limit: float) -> list[Offsets]:
+    """Return the blocks that hold no more than a limit, with so many microbatches."""
+    return [offsets for peak, offsets in _blocks(num_ranks, num_microbatches) if peak <= limit]
 
 
 @lru_cache(REMEMBERED)
-def _blocks(num_ranks: int) -> list[tuple[int, Offsets]]:
+def _blocks(num_ranks: int, num_microbatches: int) -> list[tuple[int, Offsets]]:
     """Return (peak, block), the highest peak first, and of equal ones what returns first."""
     found = {_offsets(block) for block in _patterns(num_ranks)}
     return sorted(
-        ((_peak(block), block) for block in found), key=lambda one: (-one[0], one[1][0][-1], one[1])
+        ((_peak(block, num_microbatches), block) for block in found),
+        key=lambda one: (-one[0], one[1][0][-1], one[1]),
     )
 
 
@@ -76,10 +78,21 @@ def _offsets(block: list[tuple[int, ...]]) -> Offsets:
     return tuple(map(tuple, slots))
 
 
-def _peak(block: Offsets) -> int:
-    """Return how many stashes a rank holds when all are busy, with each W right after its I."""
+def _peak(block: Offsets, num_microbatches: int) -> int:
+    """Return how many stashes a rank holds at most, with each W right after its I.
+
+    Few microbatches hold less than as many as keep a rank busy.
+    """
     return max(
-        sum((end + 1 - begin - (now - begin) % PERIOD) // PERIOD + 1 for begin, end in (legs[::3], legs[1:3]))
+        _held(legs, begin + PERIOD * number, num_microbatches)
         for legs in block
-        for now in range(PERIOD)
+        for begin in legs[:2]
+        for number in range(min(num_microbatches, (legs[3] - begin) // PERIOD + 2))  # then all are busy
     )
+
+
+def _held(legs: tuple[int, ...], now: int, num_microbatches: int) -> int:
+    """Return how many stashes a rank holds in a slot."""
+    begun = [min(num_microbatches, (now - begin) // PERIOD + 1) for begin in legs[:2]]
+    ended = [max(0, (now - end - 2) // PERIOD + 1) for end in legs[2:]]
+    return sum(begun) - sum(ended)

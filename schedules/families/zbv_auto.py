@@ -77,9 +77,11 @@ def _remembered(num_ranks: int, num_microbatches: int, plan: SearchPlan, listene
 
 
 def zbv_orders(num_ranks: int, num_microbatches: int, options: Options) -> list[list[list[Action]]]:
-    """Return the paper's best table within a limit; none below p stashes."""
+    """Return the paper's best table within a limit; below p stashes that of p, if microbatches may be too few
+    to hold as much.
+    """
     plan = planned("zbv-auto", options, memory_limit=num_ranks)
-    if plan.memory_limit < min(num_ranks, num_microbatches):
+    if plan.memory_limit < num_ranks and num_microbatches >= 2 * num_ranks:
         return []
     plan = plan._replace(memory_limit=max(plan.memory_limit, num_ranks))  # no rank ever holds more
     return _published(num_ranks, num_microbatches, plan, SearchProgress(None))

@@ -30,8 +30,9 @@ PUBLISHED = [
     (6, 22, Times(10, 20, 10, 3), 5, 1209),
     (6, 22, Times(18.5, 18.1, 9.3, 0.6), 4.5, 1138),
     (5, 10, Times(18.5, 18.1, 9.3, 0.6), 3.5, 579.2),
+    (5, 2, Times(11, 18.3, 22.4, 3), 2, 226.05),  # of a block that holds more with many microbatches
 ]
-FEW = [*PUBLISHED[5:8], PUBLISHED[-1]]
+FEW = [*PUBLISHED[5:8], *PUBLISHED[-2:]]
 SHORT = [
     (3, 4, Times(20, 18, 10, 0), 3, 212),
     (4, 4, Times(20, 18, 10, 0), 4, 224),
@@ -68,7 +69,7 @@ def test_none_that_is_published_is_shorter_with_its_memory(
         searched(name, num_ranks, num_microbatches, times, limit).makespan
         for name in ("v-auto", "interleaved-auto")
     ]
-    assert min(found) <= makespan
+    assert min(found) <= makespan * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
