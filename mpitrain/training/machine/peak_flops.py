@@ -13,29 +13,30 @@ import torch
 
 from mpitrain.comm.base.world import World
 from mpitrain.kernels.products import product
+from mpitrain.plan.predict.step_time.machine import known_machine
 from mpitrain.training.machine.device_placement import DevicePlacement
 
 COUNTED = (
     "counted: 6 FLOPs per matrix weight and token, causal attention halved; HFU counts recomputation, too"
 )
 
-# Dense bf16 peak, FLOP/s, of the vendors' data sheets, which for NVIDIA's print twice as much: with
-# sparsity. The first that fits a name counts. torch counts each half of an MI250X, MI250 as a GPU.
-DATA_SHEETS = (
-    (r"\bGB200\b", 2500e12, "NVIDIA GB200 NVL72"),
-    (r"\bB200\b", 2250e12, "NVIDIA HGX B200"),
-    (r"\bGH200\b", 989e12, "NVIDIA GH200 Grace Hopper"),
+# Dense bf16 peak of the vendors' data sheets, which for NVIDIA's print twice as much, with sparsity: that of
+# a machine of jobs/machines/, or FLOP/s. The first that fits a name counts. torch counts each half of an
+# MI250X, MI250 as a GPU.
+DATA_SHEETS: tuple[tuple[str, str | float, str], ...] = (
+    (r"\bGB200\b", "gb200", "NVIDIA GB200 NVL72"),
+    (r"\bB200\b", "b200", "NVIDIA HGX B200"),
+    (r"\bGH200\b", "gh200-alps", "NVIDIA GH200 Grace Hopper"),
     (r"\bH200 NVL\b", 835e12, "NVIDIA H200 NVL"),
-    (r"\bH200\b", 989e12, "NVIDIA H200 SXM"),
+    (r"\bH200\b", "h200", "NVIDIA H200 SXM"),
     (r"\bH100 NVL\b", 835e12, "NVIDIA H100 NVL"),
     (r"\bH100 PCIe\b", 756e12, "NVIDIA H100 PCIe"),
-    (r"\bH100 (SXM\w*|80GB HBM3)\b", 989e12, "NVIDIA H100 SXM"),
-    (r"\bA100\b", 312e12, "NVIDIA A100"),
+    (r"\bH100 (SXM\w*|80GB HBM3)\b", "h100-80gb", "NVIDIA H100 SXM"),
+    (r"\bA100\b", "a100-80gb", "NVIDIA A100"),
     (r"\bL40S\b", 362e12, "NVIDIA L40S"),
-    (r"\bMI325X\b", 1307e12, "AMD Instinct MI325X"),
-    (r"\bMI300X\b", 1307e12, "AMD Instinct MI300X"),
+    (r"\bMI3(00|25)X\b", "mi300x", "AMD Instinct MI300X and MI325X"),
     (r"\bMI300A\b", 980.6e12, "AMD Instinct MI300A"),
-    (r"\bMI250X\b", 191.5e12, "AMD Instinct MI250X, one of its two halves"),
+    (r"\bMI250X\b", "mi250x", "AMD Instinct MI250X, one of its two halves"),
     (r"\bMI250\b", 181e12, "AMD Instinct MI250, one of its two halves"),
     (r"\bMI210\b", 181e12, "AMD Instinct MI210"),
 )
@@ -58,11 +59,11 @@ def data_sheet(name: str) -> PeakFlops | None:
     """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is
     none here.
     """
-    matches = (
-        (flops, sheet) for pattern, flops, sheet in DATA_SHEETS if re.search(pattern, name, re.IGNORECASE)
-    )
-    flops, sheet = next(matches, (0.0, "")) if not PART.search(name) else (0.0, "")
-    return PeakFlops(flops, f"{name}, data sheet of {sheet}, dense bf16") if flops else None
+    for pattern, peak, sheet in () if PART.search(name) else DATA_SHEETS:
+        if re.search(pattern, name, re.IGNORECASE):
+            flops = known_machine(peak).products["bf16"].peak if isinstance(peak, str) else peak
+            return PeakFlops(flops, f"{name}, data sheet of {sheet}, dense bf16")
+    return None
 
 
 def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) -> PeakFlops:

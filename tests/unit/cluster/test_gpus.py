@@ -119,7 +119,7 @@ def test_the_kernel_knows_the_driver(tmp_path):
         ("NVIDIA A100-SXM4-80GB", 312),
         ("NVIDIA A100 80GB PCIe", 312),
         ("NVIDIA L40S", 362),
-        ("AMD Instinct MI300X", 1307),
+        ("AMD Instinct MI300X", 1307.4),
         ("AMD Instinct MI300A", 980.6),
         ("AMD Instinct MI250X", 191.5),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),  # a seventh of it
