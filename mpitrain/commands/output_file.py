@@ -14,15 +14,18 @@ from mpitrain.inputs import MATPLOTLIBRC, is_there, load_matplotlib, replacing, 
 PICTURES = (".svg", ".png")  # which matplotlib draws
 
 
-def require_file(option: str, out: str, kinds: Sequence[str] = (), others: Iterable[str | None] = ()) -> None:
+def require_file(
+    option: str, out: str, kinds: Sequence[str] = (), others: Iterable[str | None] = (), instead: str = ""
+) -> None:
     """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run.
 
     others: files that the same command reads or writes; one that is the same is refused, too.
+    instead: what to do without matplotlib, where the option can't be left out.
     """
     path = Path(out)
     name = shown(out)
     if kinds:
-        instead = "write a .txt" if ".txt" in kinds else f"leave {option} out"
+        instead = instead or ("write a .txt" if ".txt" in kinds else f"leave {option} out")
         _require_kind(f"{option} {name}", path.suffix, kinds, instead)
     if "\0" in out:
         raise ConfigError(f"{option} {name}: found a NUL character, which no file's name has; leave it out")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mpitrain.commands.output_file import require_file, write
+from mpitrain.commands.output_file import PICTURES, require_file, write
 from mpitrain.errors import DONE, ConfigError
 from mpitrain.inputs import printable, shown
 from mpitrain.report.curves import BY_COLUMN, Curve
@@ -30,7 +30,7 @@ def plot(
     paths: tuple[str, ...], out: str, names: Sequence[str], over: str, say: Callable[[str], None]
 ) -> int:
     """Draw curves into a picture and say where; return 0. Raises InputError."""
-    require_file("--out", out, (".svg", ".png"))
+    require_file("--out", out, PICTURES, instead="look at the curves by mpitrain report")
     unknown = [name for name in names if name not in BY_COLUMN and "/" not in name]
     if unknown:
         raise ConfigError(

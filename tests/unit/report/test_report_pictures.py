@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -189,6 +190,12 @@ def test_a_terminal_of_any_size_has_curves(run, width, height):
     drawn = console.file.getvalue()
     assert max(map(len, drawn.splitlines())) <= width
     assert width < 100 or (drawn.count("*") > 9 and "training loss" in drawn and "gradient norm" in drawn)
+
+
+def test_a_picture_without_matplotlib_says_what_to_install(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match=r"pip install 'mpitrain\[plot\]', or look at .* mpitrain report$"):
+        plot((str(run.path),), str(tmp_path / "a.svg"), ("loss",), "step", print)
 
 
 def test_a_picture_for_a_paper(run, tmp_path):
