@@ -18,10 +18,15 @@ from mpitrain.errors import LibraryError
 LEAST_VERSION = (3, 1, 6)  # before it, ways out of the sandbox are known
 MOST_ERROR = 500
 MOST_TEXT = 1 << 24  # characters that a template may make
+# of texts to train on, that Llama 3's template has where it is given none: the same tokens on every day
+DAY = datetime(2024, 7, 26)
 
 
-def new_environment() -> jinja2.Environment:
-    """Return an environment for templates of strangers. Raises LibraryError for an old Jinja."""
+def new_environment(now: datetime) -> jinja2.Environment:
+    """Return an environment for templates of strangers. Raises LibraryError for an old Jinja.
+
+    now: the time that strftime_now writes.
+    """
     found = jinja2.__version__
     if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
@@ -32,7 +37,7 @@ def new_environment() -> jinja2.Environment:
     environment.filters["tojson"] = tojson
     environment.globals.update(
         raise_exception=raise_exception,
-        strftime_now=strftime_now,
+        strftime_now=now.strftime,
         namespace=PlainNamespace,
         dict=PlainDict(),
     )
@@ -93,11 +98,6 @@ def tojson(
     )
 
 
-def strftime_now(layout: str) -> str:
-    """Return the date and time of now, local."""
-    return datetime.now().strftime(layout)
-
-
 def require_plain(name: Any) -> None:
     """Raise SecurityError for a name that Python keeps to itself."""
     if isinstance(name, str) and name.startswith("_"):
@@ -107,12 +107,12 @@ def require_plain(name: Any) -> None:
 def reply(given: bytes) -> Iterator[bytes]:
     """Yield the text of each conversation as JSON; or an object that says what is wrong.
 
-    given: lines of JSON: the template, names, and of each conversation its messages and its stops
-    (chat_template.py), a text each.
+    given: lines of JSON: the template; names, and whether it is today; and of each conversation its
+    messages and its stops (chat_template.py), a text each.
     """
     lines = given.splitlines()
-    template = new_environment().from_string(json.loads(lines[0]))
-    special = json.loads(lines[1])
+    special, today = json.loads(lines[1])
+    template = new_environment(datetime.now() if today else DAY).from_string(json.loads(lines[0]))
     for line in lines[2:]:
         messages, stops = json.loads(line)
         for stop in stops:

@@ -69,23 +69,26 @@ class ChatTemplate:
         return self.texts([messages])[0]
 
     def texts(self, conversations: Sequence[Messages]) -> list[str]:
-        """Return the text of each conversation, up to where the answer begins.
+        """Return the text of each conversation of today, up to where the answer begins.
 
         One child makes them. Raises DataError, LibraryError.
         """
         found = list[str]()
-        for text in self.written([(chat, [len(chat)]) for chat in conversations]):
+        for text in self.written([(chat, [len(chat)]) for chat in conversations], today=True):
             if isinstance(text, Refusal):
                 raise self._failure(text.reason)
             found.append(text)
         return found
 
-    def written(self, asked: Sequence[tuple[Messages, Stops]]) -> Iterator[str | Refusal]:
+    def written(
+        self, asked: Sequence[tuple[Messages, Stops]], today: bool = False
+    ) -> Iterator[str | Refusal]:
         """Yield texts of conversations, or why the template refuses one. Raises as texts() does.
 
         asked: messages, and the stops that there is a text for.
+        today: the date that a template may ask for is today's, as in transformers; else the same always.
         """
-        given = "\n".join(map(json.dumps, [self.source, self.special, *asked])).encode()
+        given = "\n".join(map(json.dumps, [self.source, [self.special, today], *asked])).encode()
         limits = Limits(MEMORY, CPU_S + sum(len(stops) for _, stops in asked) // TEXTS_PER_S)
         try:
             for part in parts(SANDBOX, given, limits):

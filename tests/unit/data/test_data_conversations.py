@@ -75,6 +75,15 @@ def test_tokens_and_answers_are_those_of_transformers(tmp_path, name):
         assert ours.scored.astype(int).tolist() == wanted["assistant_masks"], chat
 
 
+def test_a_template_that_writes_the_date_makes_the_same_tokens_on_every_day(tmp_path):
+    """As SmolLM3's asks for it, and as Llama 3.2's, if it is there."""
+    chatml, end = TEMPLATES["chatml"]
+    day = "{% if strftime_now is defined %}{{ strftime_now('%d %b %Y, %H:%M') }}{% endif %}"
+    tokenizer = load_tokenizer(folder_of(tmp_path / "model", day + chatml, end))
+    (found,) = Conversations(tokenizer).tokens([{"messages": [user(), answer()]}])
+    assert tokenizer.decode(found.ids.tolist()).startswith("26 Jul 2024, 00:00")
+
+
 def test_a_completion_and_the_token_that_ends_it_are_trained(tokenizer):
     (found,) = Conversations(tokenizer).tokens([{"prompt": "what is", "completion": " kind"}])
     whole = tokenizer.encode(b"what is kind").tolist()
