@@ -15,7 +15,6 @@ In the cache of Hugging Face's own programs the files are links into `blobs` bes
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +77,6 @@ class ModelFolder:
             self._unwrap()
 
     # ------------------------------------------------------------ tensors
-
-    @property
-    def names(self) -> Mapping[str, str]:
-        """The file that each tensor is in, by its name."""
-        return {name: file for name, (file, _) in self._entries.items()}
 
     def entry(self, name: str) -> Entry:
         """Return dtype and shape of a tensor that is there."""
@@ -192,6 +186,7 @@ class ModelFolder:
             )
         self.wrappers = tuple(sorted(wrappers))
         self._entries = {names[name]: entry for name, entry in self._entries.items()}
+        self.names = {name: file for name, (file, _) in self._entries.items()}
 
     def _weight_map(self) -> dict[str, str]:
         """Return which file has which tensor: files of this folder alone."""

@@ -164,6 +164,8 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
     rest = there.keys() - {name for weight in (*weights, *zeros) for name in weight.tensors}
     head = head_of(plan) if plan.config.model.tied else ""
     head = head if head in rest else ""
+    if head:
+        _require_dtype(folder, head)
     empty = {name for name in rest if 0 in folder.entry(name).shape}  # shared experts of a model without
     ignored = _ignored(rest - {head}, plan, kind, further) | empty
     if unused := sorted(rest - {head} - ignored):
@@ -198,18 +200,26 @@ def _without(weight: Weight, prefix: str) -> Weight:
 
 
 def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:
-    entry = folder.entry(name)
-    where = f"{folder.where(folder.names[name])}: {shown(name)}"
-    if entry.shape != weight.shape:
+    shape = folder.entry(name).shape
+    if shape != weight.shape:
         raise WeightsError(
-            f"{where} is {list(entry.shape)}, needed {list(weight.shape)} by config.json; one of them is "
-            "another model's"
+            f"{_where(folder, name)} is {list(shape)}, needed {list(weight.shape)} by config.json; one of "
+            "them is another model's"
         )
-    if entry.code not in DTYPES:
+    _require_dtype(folder, name)
+
+
+def _require_dtype(folder: ModelFolder, name: str) -> None:
+    if (code := folder.entry(name).code) not in DTYPES:
         raise WeightsError(
-            f"{where} is {entry.code}, which isn't read: needed {', '.join(DTYPES)}; have the model written "
-            "in one of these"
+            f"{_where(folder, name)} is {code}, which isn't read: needed {', '.join(DTYPES)}; have the model "
+            "written in one of these"
         )
+
+
+def _where(folder: ModelFolder, name: str) -> str:
+    """Return the file and the name of a tensor, for a message."""
+    return f"{folder.where(folder.names[name])}: {shown(name)}"
 
 
 def _ignored(names: Iterable[str], plan: Plan, kind: ModelType, further: int) -> set[str]:

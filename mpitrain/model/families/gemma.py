@@ -77,8 +77,9 @@ class WindowsByPattern(Windows):
 
     def read(self, fields: Fields) -> None:
         fields.take_no_notice("_sliding_window_pattern")
-        every = fields.integer("sliding_window_pattern", 6)
-        Windows((every - 1) * "w" + "f").read(fields)
+        every, layers = fields.integer("sliding_window_pattern", 6), fields.keys["model.layers"]
+        letters = ("w" if number % every else "f" for number in range(1, layers + 1))
+        Windows("".join(letters)).read(fields)
 
 
 _COMMON = (

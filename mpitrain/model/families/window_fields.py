@@ -111,7 +111,4 @@ def window_letters(config: ResolvedConfig) -> str:
 
 def in_turns(letters: str) -> str:
     """Return the fewest letters that give all of them, in turns."""
-    lengths = range(1, len(letters) + 1)
-    return next(
-        letters[:n] for n in lengths if all(letters[i] == letters[i % n] for i in range(len(letters)))
-    )
+    return next(letters[:n] for n in range(1, len(letters) + 1) if letters.startswith(letters[n:]))

@@ -29,6 +29,9 @@ from model_folders import (
 from mpitrain import config as settings
 from mpitrain.cli import cli
 from mpitrain.errors import BAD_INPUT, ConfigError, InputError
+from mpitrain.model.families.gemma import WindowsByPattern
+from mpitrain.model.families.window_fields import in_turns
+from mpitrain.plan.declared.hugging_face import Fields
 from mpitrain.weights.beginning import begins
 from mpitrain.weights.folder import ModelFolder
 
@@ -449,6 +452,22 @@ def test_a_tied_head_that_lies_there_has_to_be_the_embedding(same, tmp_path):
     done = attempted(tmp_path, "import", path, "--to", tmp_path / "to" / "run")
     assert (done.exception is None) == same
     assert same or "tie_word_embeddings" in str(done.exception)
+
+
+def test_a_tied_head_of_a_type_that_is_not_read_is_refused(tmp_path):
+    path = folder(tmp_path / "model", tie_word_embeddings=True)
+    head = {"dtype": "I32"}
+    write(path / SINGLE, tensors(), lambda entries: entries["lm_head.weight"].update(head))
+    done = attempted(tmp_path, "import", path, "--to", tmp_path / "to" / "run")
+    assert isinstance(done.exception, InputError) and "lm_head.weight is I32" in str(done.exception)
+
+
+def test_windows_by_a_pattern_longer_than_the_model_are_read_at_once():
+    tree = {"sliding_window": 8, "sliding_window_pattern": 2**31 - 1}
+    fields = Fields(tree, "config.json", {"model.layers": 4})
+    WindowsByPattern().read(fields)
+    assert fields.keys["attention.window_blocks"] == "w"
+    assert in_turns("wwf" * 3000 + "w") == "wwf" and in_turns("w" * 9999 + "f") == "w" * 9999 + "f"
 
 
 @pytest.mark.parametrize(
