@@ -6,28 +6,10 @@ from typing import Any
 
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.hugging_face import ROPE_KEYS, Fields
+from mpitrain.plan.declared.hugging_face import ORIGINAL_POSITIONS, ROPE_KEYS, Fields
 from mpitrain.plan.declared.resolved import ResolvedAttention, ResolvedConfig
 
 MAX_POSITIONS = "max_position_embeddings"
-ORIGINAL_POSITIONS = "original_max_position_embeddings"
-SCALINGS = {  # of each rope_type: its keys, by the fields of its object
-    "linear": {"factor": "linear_factor"},
-    "dynamic": {"factor": "dynamic_factor", ORIGINAL_POSITIONS: "dynamic_length"},
-    "llama3": {
-        "factor": "llama3_factor",
-        "low_freq_factor": "llama3_low",
-        "high_freq_factor": "llama3_high",
-        ORIGINAL_POSITIONS: "llama3_length",
-    },
-    "yarn": {
-        "factor": "yarn_factor",
-        ORIGINAL_POSITIONS: "yarn_length",
-        "beta_fast": "yarn_fast",
-        "beta_slow": "yarn_slow",
-        "truncate": "yarn_rounded",
-    },
-}
 OF_YARN = {"beta_fast": 32.0, "beta_slow": 1.0}  # where they are absent, or 0
 KINDS = {"w": "sliding_attention", "f": "full_attention"}  # by our letters
 
@@ -44,7 +26,7 @@ class RopeField:
 
     def read(self, fields: Fields, rope_object: dict[str, Any] | None = None) -> None:
         """Read positions. rope_object: an object that is read instead of the field."""
-        rope = fields.rope(self.theta, tuple(ROPE_KEYS), self.default, rope_object)
+        rope = fields.rope(self.theta, self.default, rope_object)
         name = fields.positions_field
         kind = rope["rope_type"]
         fields.give("attention.theta", float(rope["rope_theta"]), "rope_theta")
@@ -78,10 +60,15 @@ def _give_scaling(fields: Fields, name: str, kind: str, rope: dict[str, Any]) ->
         rope = {**rope, **{field: rope.get(field) or value for field, value in OF_YARN.items()}}
         rope.setdefault("truncate", True)
         _require_order(fields, name, rope["beta_slow"], rope["beta_fast"], "beta_fast")
-    for field, key in SCALINGS[kind].items():
+    for field, key in _keys_of(kind).items():
         value = rope[field] if field in (ORIGINAL_POSITIONS, "truncate") else float(rope[field])
         of = name if field == ORIGINAL_POSITIONS else f"{name}.{field}"
         fields.give(f"attention.{key}", value, of)
+
+
+def _keys_of(kind: str) -> dict[str, str]:
+    """Return the fields of a rope_type that have a key each, and these."""
+    return {field: key for field, key in ROPE_KEYS[kind].items() if key}
 
 
 def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +130,7 @@ def _magnitude(factor: float, mscale: float) -> float:
 def _scaling(config: ResolvedConfig) -> dict[str, Any]:
     attention = config.attention
     kind = _kind(attention)
-    scaling = {field: getattr(attention, key) for field, key in SCALINGS.get(kind, {}).items()}
+    scaling = {field: getattr(attention, key) for field, key in _keys_of(kind).items()}
     if kind == "dynamic":
         del scaling[ORIGINAL_POSITIONS]  # that is max_position_embeddings there
     if kind == "yarn" and attention.yarn_mscale != 1:
@@ -186,12 +173,12 @@ class RopeByKind:
                 "transformers 5 has it for blocks without a window alone, 4 for all; give rope_parameters "
                 f"instead, with rope_theta in each of {KINDS['f']} and {KINDS['w']}",
             )
-        own = fields.rope(self.theta, tuple(ROPE_KEYS), rope_object={"rope_theta": local, **own})
+        own = fields.rope(self.theta, rope_object={"rope_theta": local, **own})
         if not windowed:
             return
         local = own["rope_theta"]
         if own["rope_type"] != "default":
-            if own != fields.rope(self.theta, tuple(ROPE_KEYS), rope_object=full):
+            if own != fields.rope(self.theta, rope_object=full):
                 fields.refuse("rope_parameters", "windows scale positions otherwise, which no key has")
             local = 0
         fields.give("attention.window_theta", float(local), name or "rope_theta")

@@ -18,7 +18,7 @@ does here has a Stored instead of a name:
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -165,16 +165,22 @@ QUANTIZED = (
     "its weights are quantized, which isn't read: give a folder of the same model in bf16, or have "
     "transformers write one (from_pretrained with dequantize, then save_pretrained)"
 )
-ROPE_KEYS = {  # of each rope_type, besides rope_type and rope_theta
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor", "original_max_position_embeddings"),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-    "yarn": (
-        *("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "truncate"),
-        *("mscale", "mscale_all_dim", "attention_factor"),
-    ),
-}
+ORIGINAL_POSITIONS = "original_max_position_embeddings"
+# of each rope_type, besides rope_type and rope_theta: its fields, and our keys, "" where several make one
+ROPE_KEYS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "linear_factor"},
+    "dynamic": {"factor": "dynamic_factor", ORIGINAL_POSITIONS: "dynamic_length"},
+    "llama3": {
+        "factor": "llama3_factor", "low_freq_factor": "llama3_low", "high_freq_factor": "llama3_high",
+        ORIGINAL_POSITIONS: "llama3_length",
+    },
+    "yarn": {
+        "factor": "yarn_factor", ORIGINAL_POSITIONS: "yarn_length", "beta_fast": "yarn_fast",
+        "beta_slow": "yarn_slow", "truncate": "yarn_rounded",
+        **dict.fromkeys(("mscale", "mscale_all_dim", "attention_factor"), ""),
+    },
+}  # fmt: skip
 OR_ZERO = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")  # 0 is as if they were absent
 
 
@@ -288,7 +294,7 @@ class Fields:
     def refuse(self, name: str, why: str, value: Any = REQUIRED) -> NoReturn:
         """Raise ConfigError for a field."""
         current = self.tree.get(name, value)
-        raise ConfigError(f"{self.where}: {name} = {shown(_json(current))}: {why}")
+        raise ConfigError(f"{self.where}: {shown(name)} = {shown(_json(current))}: {why}")
 
     def _given(self, name: str, value: Value, to: str) -> Value:
         if to:
@@ -308,14 +314,13 @@ class Fields:
     def rope(
         self,
         theta: float,
-        known: Collection[str],
         default: Mapping[str, Any] | None = None,
         rope_object: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Return rotary positions as one object, as 5.x writes them, of either spelling, 4.x's or 5.x's.
 
         It has rope_type, rope_theta and what the type has besides.
-        theta: the class's default.  known: rope types that the family computes.
+        theta: the class's default.
         default: the class's own object, where none is there.
         rope_object: an object that is read instead of the field.
         """
@@ -327,8 +332,8 @@ class Fields:
         rope_object = {key: value for key, value in rope_object.items() if value is not None}
         kind = rope_object.pop("rope_type", rope_object.pop("type", "default"))
         rope_object.pop("type", None)
-        if kind not in known:
-            self.refuse(name, f"rope_type may be {' or '.join(known)} in a model of this family")
+        if kind not in list(ROPE_KEYS):  # which may be no text
+            self.refuse(name, f"rope_type may be {' or '.join(ROPE_KEYS)} in a model of this family")
         of_theta = name if "rope_theta" in rope_object else "rope_theta"
         rope_object.setdefault("rope_theta", self.tree.get("rope_theta", theta))
         rope_object.pop("finetuned", None)  # YaRN's authors wrote it
@@ -365,9 +370,7 @@ class Fields:
             self.refuse(name, why)
         unknown = self.tree.keys() - self._seen - HARMLESS - ONLY.keys()
         for name in sorted(name for name in unknown if self.tree[name] is not None):
-            self.refuse(
-                shown(name), "it isn't understood, and may mean another model; leave it out if it does not"
-            )
+            self.refuse(name, "it isn't understood, and may mean another model; leave it out if it does not")
 
 
 def _is_of_rope(key: str, value: Any) -> bool:

@@ -14,16 +14,14 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.family import ModelFamily
 from mpitrain.plan.declared.resolved import ResolvedAttention, ResolvedConfig, ResolvedModel
 
-# of rotary positions, for sequences longer than were trained with; their keys without effect, None: the
-# family's own
-SCALINGS: dict[str, dict[str, Any]] = {
-    "yarn": dict(yarn_length=0, yarn_mscale=1.0, yarn_fast=32.0, yarn_slow=1.0, yarn_rounded=None),
-    "llama3": dict(llama3_length=0, llama3_low=1.0, llama3_high=4.0),
-    "linear": {},
-    "dynamic": dict(dynamic_factor=1.0),
+# of rotary positions, for sequences longer than were trained with: the key that turns each on. Theta grows
+# with a dynamic factor of 1, too
+SCALINGS = {
+    "yarn": "yarn_factor",
+    "llama3": "llama3_factor",
+    "linear": "linear_factor",
+    "dynamic": "dynamic_length",
 }
-# the key that turns a scaling on, where its factor doesn't: theta grows with a factor of 1, too
-TURNED_ON_BY = {"dynamic": "dynamic_length"}
 
 
 def head_width(config: ResolvedConfig) -> int:
@@ -60,7 +58,7 @@ def resolve_attention(
     given = {key: value for key, value in values.items() if value is not None}
     family.refuse_unused(model.family, "attention", given, NEUTRAL["attention"])
     keys = {**known, **{key: value for key, value in preset.items() if key in known}, **given}
-    scalings = [name for name in SCALINGS if f"{name}_factor" in known]
+    scalings = [name for name, key in SCALINGS.items() if key in known]
     for name in scalings:
         keys |= _scaling(name, keys, given, known)
     _refuse_two_scalings([name for name in scalings if _is_on(name, keys)], keys)
@@ -83,16 +81,13 @@ def _scaling(
     Raises ConfigError for one of them that is given then, and for a factor without the length that
     it is a multiple of.
     """
-    turned_on_by = _turned_on_by(name)
-    length = f"{name}_length"
+    turned_on_by, length = SCALINGS[name], f"{name}_length"
+    without = {key: known[key] for key in known if key.startswith(f"{name}_") and key != turned_on_by}
     if _is_on(name, keys):
-        if length in SCALINGS[name] and not keys[length]:
+        if length in without and not keys[length]:
             what = f"attention.{turned_on_by} = {keys[turned_on_by]} without attention.{length}"
             raise ConfigError(f"{what}; set it to the positions that were trained with before")
         return {}
-    without = {
-        key: known[key] if value is None else value for key, value in SCALINGS[name].items() if key in known
-    }
     for key, value in without.items():
         if given.get(key, value) != value:
             off = f"attention.{turned_on_by} = {_off(turned_on_by)}"
@@ -101,24 +96,18 @@ def _scaling(
     return without
 
 
-def _turned_on_by(name: str) -> str:
-    return TURNED_ON_BY.get(name, f"{name}_factor")
-
-
 def _off(key: str) -> int:
     """Return the value of a key with which its scaling is off: a factor of 1, no length."""
     return 1 if key.endswith("_factor") else 0
 
 
 def _is_on(name: str, keys: Mapping[str, Any]) -> bool:
-    key = _turned_on_by(name)
-    return bool(keys[key] > _off(key))
+    return bool(keys[SCALINGS[name]] > _off(SCALINGS[name]))
 
 
 def _refuse_two_scalings(used: list[str], resolved: dict[str, Any]) -> None:
     if len(used) > 1:
-        keys = map(_turned_on_by, used)
-        several = " with ".join(f"attention.{key} = {resolved[key]}" for key in keys)
+        several = " with ".join(f"attention.{SCALINGS[name]} = {resolved[SCALINGS[name]]}" for name in used)
         raise ConfigError(f"{several}: positions are scaled in one way; leave out all but one of these")
     if "llama3" in used and resolved["llama3_low"] >= resolved["llama3_high"]:
         low, high = (f"attention.llama3_{end} = {resolved[f'llama3_{end}']}" for end in ("low", "high"))
