@@ -30,7 +30,7 @@ from mpitrain.plan.declared.layer import Layer, ModelLayers, Sizes
 from mpitrain.plan.declared.parameters import Spec, itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.batch_division import BatchDivision, TreeRun, division_of, odd_part
-from mpitrain.plan.division.sequence import SequencePlacement, placement_of
+from mpitrain.plan.division.sequence import SequencePlacement, placement_of_rows
 from mpitrain.plan.division.stages import StagePlan, stages_of
 from mpitrain.plan.program import LoweredPrograms, Programs
 from mpitrain.plan.routing import RoutingTrace
@@ -107,13 +107,7 @@ class Plan:
     @cached_property
     def placement(self) -> SequencePlacement | None:
         """Where the positions of a sequence are, if it is spread over ranks."""
-        model = self.config.model
-        parallel = self.config.parallel
-        if parallel.cp == 1:
-            return None
-        heads = model.heads // parallel.tp
-        kv_heads = max(1, model.kv_heads // parallel.tp)
-        return placement_of(parallel.context, self.config.data.sequence, parallel.cp, heads, kv_heads)
+        return placement_of_rows(self.config)
 
     @property
     def orders_rows(self) -> bool:

@@ -21,7 +21,7 @@ from mpitrain.data.tokens import describe, open_ends, open_tokens
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.inputs import kind_of, shown
 from mpitrain.plan.division.batch_division import sequences_of
-from mpitrain.plan.division.sequence import SequencePlacement, placement_of
+from mpitrain.plan.division.sequence import SequencePlacement, placement_of_rows
 from mpitrain.training.corpora import PreparedCorpus
 
 
@@ -74,7 +74,7 @@ class StepDocuments:
             self._rows = slice(mine.start, mine.stop)
             self._cp_rank = at["cp"]
             length = BatchSizes(self.config.batch).length_at(step) or self.config.data.sequence
-            self._placement = _placement(self.config, length)
+            self._placement = placement_of_rows(self.config, length)
         self._ends = np.asarray(open_ends(self.rundir.data))
         self._tokens = open_tokens(self.rundir.data)
         self._sources = _Sources(self.config, self.rundir.data)
@@ -166,19 +166,6 @@ def _coordinates(config: Config, rank: int) -> dict[str, int]:
     if rank >= grid.size:
         raise ConfigError(f"--rank {rank}: the run's layout is {grid}; give 0 to {grid.size - 1}")
     return grid.coordinates(rank)
-
-
-def _placement(config: Config, length: int) -> SequencePlacement | None:
-    """Return where the positions of rows are, if they are spread over ranks.
-
-    length: of the rows that sequences are cut into.
-    """
-    parallel, model = config.parallel, config.model
-    if parallel.cp == 1:
-        return None
-    heads = (model.heads or 1) // parallel.tp
-    kv_heads = max(1, (model.kv_heads or model.heads or 1) // parallel.tp)
-    return placement_of(parallel.context, length, parallel.cp, heads, kv_heads)
 
 
 def order_of_run(rundir: RunDir, config: Config) -> str:

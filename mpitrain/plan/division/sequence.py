@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mpitrain.config import Config
 from mpitrain.errors import ConfigError, counted
 
-PLACEMENTS = ("plain", "zigzag")
 LEAST_SHARE = 512  # positions of a document in a chunk: with fewer, small products cost more than it gains
 # by parallel.context
 OF_KIND = {"ring": "plain", "zigzag": "zigzag", "gather": "zigzag", "ulysses": "plain"}
@@ -59,11 +59,12 @@ def _moved(part: slice, whole: slice) -> slice:
 
 
 class SequencePlacement:
-    """A sequence of `sequence` positions on the `size` ranks of an axis; `length` of them on each."""
+    """A sequence of `sequence` positions on the `size` ranks of an axis; `length` of them on each.
+
+    name: plain, or zigzag.
+    """
 
     def __init__(self, name: str, sequence: int, size: int):
-        if name not in PLACEMENTS:
-            raise ConfigError(f"placement {name!r}; needed one of {', '.join(PLACEMENTS)}")
         self.name = name
         self.sequence = sequence
         self.size = size
@@ -194,19 +195,25 @@ class SequencePlacement:
 def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int) -> SequencePlacement:
     """Return where the positions of a sequence are for a kind of attention.
 
-    It sends nothing.
+    It sends nothing. heads, kv_heads: of a rank of tp, the second divides the first.
     Raises ConfigError for what can't work.
     """
-    if kind not in OF_KIND:
-        raise ConfigError(f"parallel.context = {kind!r}; needed one of {', '.join(OF_KIND)}")
-    if heads % kv_heads:
-        raise ConfigError(
-            f"model.heads = {heads} is no multiple of model.kv_heads = {kv_heads}; each key-value "
-            "head serves as many"
-        )
     if kind == "ulysses":
         _require_heads(size, heads, kv_heads)
     return SequencePlacement(OF_KIND[kind], sequence, size)
+
+
+def placement_of_rows(config: Config, length: int = 0) -> SequencePlacement | None:
+    """Return where the positions of a configuration's rows are; None: they aren't spread over ranks.
+
+    length: of a row; 0: data.sequence. Raises ConfigError as placement_of() does.
+    """
+    parallel, model = config.parallel, config.model
+    if parallel.cp == 1:
+        return None
+    heads = (model.heads or 1) // parallel.tp
+    kv_heads = max(1, (model.kv_heads or model.heads or 1) // parallel.tp)
+    return placement_of(parallel.context, length or config.data.sequence, parallel.cp, heads, kv_heads)
 
 
 def _require_heads(size: int, heads: int, kv_heads: int) -> None:

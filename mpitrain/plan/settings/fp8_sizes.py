@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from mpitrain.errors import ConfigError
-from mpitrain.plan.declared.resolved import ResolvedModel, ResolvedParallel
+from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedModel, ResolvedParallel
+from mpitrain.plan.settings.attention import head_width
 
 MULTIPLE = 16  # of fp8 numbers: pytorch, ATen/native/cuda/ScaledBlas.cpp
 
@@ -29,22 +30,15 @@ class Side(NamedTuple):
     numbers: str
 
 
-def refuse_odd_sides(
-    model: ResolvedModel,
-    head_width: int,
-    sequence: int,
-    micro: int,
-    parallel: ResolvedParallel,
-    segments: int = 1,
-) -> None:
-    """Raise ConfigError for the first side that isn't a multiple of 16.
+def refuse_odd_sides(config: ResolvedConfig, segments: int = 1) -> None:
+    """Raise ConfigError for the first side that isn't a multiple of 16, of what is computed in fp8.
 
     segments: into which the schedule cuts a sequence.
     """
-    for side in (
-        *_of_weights(model, head_width, parallel.tp),
-        *_positions(sequence, micro, parallel, segments),
-    ):
+    if config.precision.compute != "fp8":
+        return
+    weights = _of_weights(config.model, head_width(config), config.parallel.tp)
+    for side in (*weights, *_positions(config.data.sequence, config.batch.micro, config.parallel, segments)):
         if side.length % MULTIPLE:
             side_length = f"{side.words} = {side.numbers}" + (
                 f" = {side.length}" if side.numbers != str(side.length) else ""
@@ -56,10 +50,11 @@ def refuse_odd_sides(
             )
 
 
-def _of_weights(model: ResolvedModel, head_width: int, tp: int) -> Iterator[Side]:
+def _of_weights(model: ResolvedModel, width: int, tp: int) -> Iterator[Side]:
+    """Yield the sides of weights. width: of a head."""
     yield _side([("model.width", model.width)])
-    apart = head_width * model.heads != model.width
-    head = ("attention.head_width" if apart else "model.width / model.heads", head_width)
+    apart = width * model.heads != model.width
+    head = ("attention.head_width" if apart else "model.width / model.heads", width)
     yield _side(
         [("model.heads", model.heads), head] if apart else [("model.width", model.width)],
         [("parallel.tp", tp)],

@@ -9,7 +9,6 @@ from mpitrain.errors import ConfigError, ScheduleError, counted
 from mpitrain.inputs import is_there, read_text, shown
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.batch_division import division_of
-from mpitrain.plan.settings.attention import head_width
 from mpitrain.plan.settings.fp8_sizes import refuse_odd_sides
 from mpitrain.plugins import is_plugin, load
 from mpitrain.schedules import catalog
@@ -215,15 +214,7 @@ def _cut(config: ResolvedConfig, table: Table) -> Table:
             f"{counted(table.segments, 'segments')} "
             f"({table.name}); change one of them (pipeline.segments)"
         )
-    if config.precision.compute == "fp8":
-        refuse_odd_sides(
-            config.model,
-            head_width(config),
-            config.data.sequence,
-            config.batch.micro,
-            config.parallel,
-            table.segments,
-        )
+    refuse_odd_sides(config, table.segments)
     return table
 
 

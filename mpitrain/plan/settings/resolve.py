@@ -36,7 +36,7 @@ from mpitrain.plan.declared.resolved import (
 )
 from mpitrain.plan.division.batch_division import BatchDivision, round_of
 from mpitrain.plan.division.domains import divided, reduces_each
-from mpitrain.plan.division.sequence import placement_of
+from mpitrain.plan.division.sequence import placement_of_rows
 from mpitrain.plan.settings.attention import resolve_attention, with_heads
 from mpitrain.plan.settings.dispatch import resolve_dispatch
 from mpitrain.plan.settings.experts import resolve_experts
@@ -95,9 +95,7 @@ def resolve(config: Config, ranks: JobRanks | int, vocab: int, needed: int | Non
     experts, comm = resolve_dispatch(resolved, ranks)
     comm = with_spares(comm, config.recovery)
     parallel = with_reduce(parallel, msgspec.structs.replace(resolved, experts=experts))
-    if config.precision.compute == "fp8":
-        width = attention.head_width or model.width // model.heads
-        refuse_odd_sides(model, width, config.data.sequence, batch.micro, parallel)
+    refuse_odd_sides(resolved)
     log_pace(config.run)
     ProfileRequest.read(config.run.profile)
     segments = segments_of(pipeline, own)
@@ -133,10 +131,7 @@ def with_reduce(parallel: ResolvedParallel, config: ResolvedConfig) -> ResolvedP
 def _refuse_layout(config: ResolvedConfig) -> None:
     """Raise ConfigError for what the table of rules refuses, and for sequences that cp can't divide."""
     refuse(config)
-    model, parallel = config.model, config.parallel
-    if parallel.cp > 1:
-        heads, kv_heads = model.heads // parallel.tp, max(1, model.kv_heads // parallel.tp)
-        placement_of(parallel.context, config.data.sequence, parallel.cp, heads, kv_heads)
+    placement_of_rows(config)
 
 
 def _refuse_endless(
@@ -308,7 +303,8 @@ def _batch(config: Config, own: Table | None, dp: int) -> Batch:
     batch, sequence = config.batch, config.data.sequence
     per_round = round_of(config, dp) * batch.micro
     rounds = -(-24 // per_round) if own is None else microbatches_in(own)
-    total = batch.global_ or _first_of_growth(batch) or rounds * per_round
+    first = next((size for step, size in batch.growth if step == 1), 0)
+    total = batch.global_ or first or rounds * per_round
     if not _divides(config, dp, total):
         raise ConfigError(
             f"batch.global = {total} doesn't divide into microbatches of batch.micro = {batch.micro} "
@@ -325,11 +321,6 @@ def _batch(config: Config, own: Table | None, dp: int) -> Batch:
     filled_in = msgspec.structs.replace(filled_in, growth=growth)
     lengths = _changes("batch.lengths", batch.lengths, sequence, filled_in, sequence)
     return msgspec.structs.replace(filled_in, lengths=lengths)
-
-
-def _first_of_growth(batch: Batch) -> int:
-    """Return the batch of the first step, if batch.growth says it; else 0."""
-    return next((size for step, size in batch.growth if step == 1), 0)
 
 
 def _changes(

@@ -111,8 +111,6 @@ def test_zigzag_gives_all_ranks_the_same_work_in_every_turn(size):
             "cp = 3 spreads 8 heads and 2 key-value heads.*use cp = 1, 2, 4, 8, or zigzag",
         ),
         ("ulysses", 48, 2, 12, 3, "use cp = 1, 3, 6, 12, or"),
-        ("striped", 48, 2, 8, 2, "parallel.context = 'striped'; needed one of ring, zigzag, gather, ulysses"),
-        ("ring", 48, 2, 8, 3, "model.heads = 8 is no multiple of model.kv_heads = 3"),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_would(kind, sequence, size, heads, kv_heads, expected):
