@@ -23,20 +23,15 @@ def attend_one_query(
     kv_heads = k_BKSC.shape[1]
     # the heads that share keys are as many queries of one head: a product of matrices
     q_BKGC = q_BH1C.reshape(batch, kv_heads, heads // kv_heads, width)
-    attend = _attend_by_torch if _is_plain(q_BH1C, request) else _attend_by_products
-    return attend(q_BKGC, k_BKSC, v_BKSV, request).reshape(batch, heads, 1, -1)
-
-
-def _is_plain(q: torch.Tensor, request: AttentionRequest) -> bool:
-    """Return whether torch's own attention computes it, and isn't slow at this type."""
-    widened = q.is_cpu and multiplied_as(q.dtype) != q.dtype
-    return not widened and not request.soft_cap and request.sinks is None
-
-
-def _attend_by_torch(q_BKGC, k_BKSC, v_BKSV, request: AttentionRequest) -> torch.Tensor:
-    return functional.scaled_dot_product_attention(
-        q_BKGC, k_BKSC, v_BKSV, attn_mask=request.mask, scale=request.scale
-    )
+    # torch's own attention is slow at a type that is widened
+    widened = q_BH1C.is_cpu and multiplied_as(q_BH1C.dtype) != q_BH1C.dtype
+    if widened or request.soft_cap or request.sinks is not None:
+        out_BKGV = _attend_by_products(q_BKGC, k_BKSC, v_BKSV, request)
+    else:
+        out_BKGV = functional.scaled_dot_product_attention(
+            q_BKGC, k_BKSC, v_BKSV, attn_mask=request.mask, scale=request.scale
+        )
+    return out_BKGV.reshape(batch, heads, 1, -1)
 
 
 def _attend_by_products(q_BKGC, k_BKSC, v_BKSV, request: AttentionRequest) -> torch.Tensor:

@@ -14,10 +14,10 @@ import torch
 from torch.nn import functional
 
 from mpitrain.kernels.processor import ONEDNN, mkl_is_slow, multiplied_as, onednn_product
+from mpitrain.plan.declared.probabilities import ADDED_AT_ONCE
 
 # side of the tiles in which matrices are widened: they stay in the cache, and need little memory
 TILE = 2**10
-ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside their sum
 # rows of x, multiplications: up to these a call of oneDNN costs more than it gains
 FEW = (32, 2**23)
 FEW_BY_SLOW_MKL = (4, 2**20)

@@ -46,6 +46,7 @@ class Queue(Protocol):
 class Streams(Protocol):
     """The queues of a device. compute: the one on which torch computes."""
 
+    device: torch.device
     compute: Queue
 
     def further(self) -> Queue:
@@ -56,9 +57,11 @@ class Streams(Protocol):
 
     def on_device(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialised memory of the device, for what is computed next."""
+        return torch.empty(length, dtype=dtype, device=self.device)
 
     def on_host(self, length: int, dtype: torch.dtype) -> torch.Tensor:
         """Return uninitialised memory of the host that queues can copy from and to."""
+        return on_host(length, dtype, self.device)
 
 
 def streams_of(device: torch.device) -> Streams:
@@ -79,24 +82,18 @@ class Over:
 OVER = Over()
 
 
-class AtOnce:
+class AtOnce(Streams):
     """The only queue of a CPU, and of the device that has shapes only."""
 
     def __init__(self, device: torch.device):
-        self.compute = self
-        self._device = device
+        self.compute: Queue = self
+        self.device = device
 
     def further(self) -> Queue:
         return self
 
     def has(self, tensor: torch.Tensor) -> bool:
         return True
-
-    def on_device(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(length, dtype=dtype, device=self._device)
-
-    def on_host(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return on_host(length, dtype, self._device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         target.copy_(source)
@@ -108,25 +105,19 @@ class AtOnce:
         pass
 
 
-class OfGpu:
+class OfGpu(Streams):
     """The streams of a GPU."""
 
     def __init__(self, device: torch.device):
-        self._device = device
-        self.compute: Queue = _Stream(lambda: torch.cuda.current_stream(device))
+        self.device = device
+        self.compute = _Stream(lambda: torch.cuda.current_stream(device))
 
     def further(self) -> Queue:
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self.device)
         return _Stream(lambda: stream)
 
     def has(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cuda  # what attention keeps of its dropout, a seed, is not
-
-    def on_device(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(length, dtype=dtype, device=self._device)
-
-    def on_host(self, length: int, dtype: torch.dtype) -> torch.Tensor:
-        return on_host(length, dtype, self._device)
 
 
 class _Stream:

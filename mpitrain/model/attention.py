@@ -22,15 +22,7 @@ from mpitrain.model.width_norm import WidthNorms
 from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.context.attention import ContextAttention
 from mpitrain.parallel.microbatch import Context
-from mpitrain.parallel.walk import (
-    Addend,
-    Item,
-    Later,
-    Walk,
-    WeightGradients,
-    backward,
-    forward,
-)
+from mpitrain.parallel.walk import Addend, Item, Later, Walk, WeightGradients, backward, forward
 from mpitrain.parallel.zero.parameters import Parameter
 
 

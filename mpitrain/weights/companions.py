@@ -128,7 +128,9 @@ def with_tokenizer_files(came: Mapping[str, bytes], own: Mapping[str, bytes]) ->
     if before is not None and TOKENIZER in own and _extends(own[TOKENIZER], before):
         texts = {name: content for name, content in came.items() if name.startswith(TEXT_FILES)}
         return {**settings, **texts, **own}
-    return {**{name: _without_tokens(content) for name, content in settings.items()}, **own}
+    trees = {name: object_of(content).items() for name, content in settings.items()}
+    bare = {name: {key: x for key, x in tree if not key.endswith(OF_TOKENS)} for name, tree in trees.items()}
+    return {**{name: as_json(tree) for name, tree in bare.items()}, **own}
 
 
 def write_companions(files: Mapping[str, bytes], target: Path) -> None:
@@ -290,10 +292,7 @@ def _tokenizer_config(
             changed[key] = texts[0]
     if TOKENIZER_CONFIG in files and not changed:
         return {}
-    bare: dict[str, Any] = {
-        "tokenizer_class": TOKENIZER_CLASS,
-        "clean_up_tokenization_spaces": False,
-    }
+    bare: dict[str, Any] = {"tokenizer_class": TOKENIZER_CLASS, "clean_up_tokenization_spaces": False}
     if length := length_of(described):
         bare["model_max_length"] = length
     return {TOKENIZER_CONFIG: as_json(bare | config | changed)}
@@ -344,8 +343,3 @@ def _vocabulary(content: bytes) -> dict[str, int]:
         with library_calls():
             return tokenizers.Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True)
     return {}
-
-
-def _without_tokens(content: bytes) -> bytes:
-    tree = object_of(content)
-    return as_json({name: value for name, value in tree.items() if not name.endswith(OF_TOKENS)})

@@ -57,7 +57,6 @@ TMP = ".export.tmp"
 FREE_SPACE = "free some space, or give another folder"
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-OF_COMPUTE = {"fp64": "fp64", "fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
 
 
 @dataclass(frozen=True)
@@ -187,7 +186,8 @@ def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int
         raise WeightsError(f"{shown(out)} is no name; give the name of a folder to be made")
     if (run := run_that_has(out)) is not None:
         raise WeightsError(f"{shown(out)} belongs to the run in {shown(run)}; give another folder")
-    chosen = dtype or OF_COMPUTE[source.config.precision.compute]
+    compute = source.config.precision.compute
+    chosen = dtype or ("bf16" if compute == "fp8" else compute)
     config_json(source.config, NAMED[chosen], {}, {})  # or there is no such model
     model = source.config.model
     vocab = model.vocab - (model.padding or 0)

@@ -8,7 +8,6 @@ import torch
 from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.parallel.zero.initial import fresh
 from mpitrain.parallel.zero.shards import ParameterShard
-from mpitrain.plan.declared.parameters import Spec
 from mpitrain.weights.weight_source import WeightSource, bands
 
 
@@ -23,21 +22,16 @@ def fill(pieces: Iterable[ParameterShard], source: WeightSource, seed: int) -> N
 
 def _fill(piece: ParameterShard, source: WeightSource, seed: int) -> None:
     there = source.box(piece.spec.name)
-    boxes = [
-        (_placed(piece.spec, box), here) for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end)
-    ]
+    boxes = []  # where boxes of the rank's box lie in the whole weight
+    for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
+        start = tuple(a + b for a, b in zip(piece.spec.offset, box.start))
+        boxes.append((Box(start, tuple(a + n for a, n in zip(start, box.shape))), here))
     if there is None or any(box.overlap(there) != box for box, _ in boxes):
         fresh(piece.spec, piece.begin, piece.end, seed, piece.weight)
     for box, here in boxes if there is not None else ():
         both = box.overlap(there)
         if both.size:
             _read(source, piece.spec.name, both, piece.weight[here].view(box.shape)[both.seen_from(box)])
-
-
-def _placed(spec: Spec, box: Box) -> Box:
-    """Return where a box of a rank's box lies in the whole weight."""
-    start = tuple(a + b for a, b in zip(spec.offset, box.start))
-    return Box(start, tuple(a + n for a, n in zip(start, box.shape)))
 
 
 def _read(source: WeightSource, name: str, box: Box, out: torch.Tensor) -> None:

@@ -174,19 +174,13 @@ def _contents(
 
 
 def _cast_rows(weight: Weight, expert: int, saved: Checkpoint, tensor: OutTensor) -> Iterator[CastRows]:
-    for box in _bands(weight, saved):
-        kept = _rows(saved, weight, expert, box)
+    """Yield runs of rows of what one tensor has of a weight."""
+    name = f"parameters/{weight.name}"
+    row_bytes = math.prod(weight.ours[1:]) * saved.array(name).dtype.itemsize
+    for box in bands(whole(weight.ours), row_bytes):
+        if weight.by_expert:
+            kept = saved.read(name, (slice(expert, expert + 1), *box.slices))[0]
+        else:
+            kept = saved.read(name, box.slices)
         exact = is_exact(kept, DTYPES[tensor.code])
         yield CastRows(weight, expert, box, kept, cast(kept, DTYPES[tensor.code], exact), exact)
-
-
-def _bands(weight: Weight, saved: Checkpoint) -> Iterator[Box]:
-    """Yield runs of rows of what one tensor has of a weight."""
-    itemsize = saved.array(f"parameters/{weight.name}").dtype.itemsize
-    return bands(whole(weight.ours), math.prod(weight.ours[1:]) * itemsize)
-
-
-def _rows(saved: Checkpoint, weight: Weight, expert: int, box: Box) -> np.ndarray:
-    if weight.by_expert:
-        return saved.read(f"parameters/{weight.name}", (slice(expert, expert + 1), *box.slices))[0]
-    return saved.read(f"parameters/{weight.name}", box.slices)

@@ -27,17 +27,7 @@ from typing import TYPE_CHECKING, ClassVar
 from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.plan.declared.expert_work import experts_work
 from mpitrain.plan.declared.layer import Layer, Sizes, Working
-from mpitrain.plan.declared.parameters import (
-    COLUMNS,
-    EPS,
-    EXPERT,
-    ROWS,
-    STD,
-    Spec,
-    norm,
-    residual_std,
-    stack,
-)
+from mpitrain.plan.declared.parameters import COLUMNS, EPS, EXPERT, ROWS, STD, Spec, norm, residual_std, stack
 from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic
@@ -145,7 +135,7 @@ class Experts(Layer):
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         n = sizes.shared
-        wide = max(4, sizes.itemsize)
+        wide = sizes.wide
         experts = self.settings
         rows = most_rows(sizes.config, sizes.segments)
         here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide
@@ -160,14 +150,14 @@ class Experts(Layer):
         of_rows = rows * (2 * self.width + 3 * self.settings.width // parallel.etp)
         of_shared = sizes.shared * (2 * self.width + 3 * self.shared_width) if self.shared_width else 0
         # its gradient and the counts are made by I
-        of_router = self.settings.count * (self.width * max(4, sizes.itemsize) + 8)
+        of_router = self.settings.count * (self.width * sizes.wide + 8)
         return (of_rows + of_shared) * sizes.itemsize + of_router
 
     def working(self, sizes: Sizes) -> Working:
         rows = most_rows(sizes.config, sizes.segments)
         hidden = self.settings.width // sizes.config.parallel.etp
         stream = sizes.stream(self.width)
-        wide = max(4, sizes.itemsize)
+        wide = sizes.wide
         of_shared = sizes.shared * self.shared_width * sizes.itemsize
         home = sizes.shared * self.settings.active * self.width * (sizes.itemsize + wide)
         compared = 2 * hidden * wide if sizes.itemsize < wide else 0  # for the gradient of weights
@@ -207,7 +197,7 @@ class Experts(Layer):
 
     def _sums(self, sizes: Sizes) -> int:
         rows = sizes.config.batch.micro if self.by_sequence else 1
-        return (2 * rows * self.settings.count + 2) * max(4, sizes.itemsize)
+        return (2 * rows * self.settings.count + 2) * sizes.wide
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """Counts, statistics for the losses, rows there and back."""

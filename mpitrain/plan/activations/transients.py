@@ -15,9 +15,7 @@ from typing import NamedTuple
 
 from mpitrain.plan.activations.kept import Activations
 from mpitrain.plan.declared.layer import Placed
-
-# numbers of a weight's gradient at once that are made beside their sum (kernels/products.py)
-PRODUCT = 2**22
+from mpitrain.plan.declared.probabilities import ADDED_AT_ONCE
 
 
 class Inside(NamedTuple):
@@ -85,7 +83,8 @@ class Transients:
         """Play a group: it is recomputed from its first layer to its last, and then walked back."""
         begin = self._kept_before(group[0], segment)
         if split:
-            begin += sum(self._left(block) for block in range(group[-1] + 1, len(self.stage.blocks)))
+            later = (placed.layer for block in self.stage.blocks[group[-1] + 1 :] for placed in block)
+            begin += sum(map(self.formulas.left_by, later))
         layers = [placed for block in group for placed in self.stage.blocks[block]]
         recomputed = self._recomputed(group[0])
         kept = [self.formulas.kept_by(placed.layer, segment) for placed in layers]
@@ -131,9 +130,6 @@ class Transients:
     def _recomputed(self, block: int) -> bool:
         return bool(self.stage.groups) and block in self.stage.inner
 
-    def _left(self, block: int) -> int:
-        return sum(self.formulas.left_by(placed.layer) for placed in self.stage.blocks[block])
-
     def _product(self, blocks: Sequence[Sequence[Placed]]) -> int:
         """Return the bytes of the weight gradient of which most is made beside its sum.
 
@@ -143,7 +139,7 @@ class Transients:
         if self.sizes.on_gpu:
             return 0
         counts = [self.stage.largest_of(placed.layer) for block in blocks for placed in block]
-        return min(PRODUCT, max(counts, default=0)) * self.sizes.itemsize
+        return min(ADDED_AT_ONCE, max(counts, default=0)) * self.sizes.itemsize
 
     @cached_property
     def _stream(self) -> int:

@@ -327,7 +327,7 @@ class Sizes:
 
         What has the norm 1, and its factor, which is fp32 at least.
         """
-        return width * self.itemsize + max(4, self.itemsize)
+        return width * self.itemsize + self.wide
 
     def normed(self, width: int, itemsize: int, kind: NormKind = NormKind.RMS) -> int:
         """Return what a norm and the products after it keep of their input.

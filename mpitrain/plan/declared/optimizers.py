@@ -22,10 +22,6 @@ MOST_NARROW = 2  # moments of a number that 32 random bits can round to 16 (opti
 OPEN = tuple(key for key, value in msgspec.structs.asdict(OptimizerTable()).items() if value is None)
 
 
-def _no_work(settings: OptimizerTable, rows: int, columns: int) -> PartWork:
-    return PartWork()
-
-
 @dataclass(frozen=True)
 class OptimizerKind:
     """An optimiser. What computes it is imported when it is built: no torch.
@@ -47,7 +43,7 @@ class OptimizerKind:
     moments: Callable[[OptimizerTable, str], tuple[str, ...]]
     build: Callable[[Any], Any]
     whole_matrices: bool = False
-    work: Callable[[OptimizerTable, int, int], PartWork] = _no_work
+    work: Callable[[OptimizerTable, int, int], PartWork] = lambda settings, rows, columns: PartWork()
     own_passes: Callable[[OptimizerTable, str], float] | None = None
 
     def passes(self, settings: OptimizerTable, group: str) -> float:

@@ -160,25 +160,19 @@ def buckets_of(
     placed = [(spec, part_of[number]) for number, block in enumerate(blocks) for spec in block]
     mirror = (MIRROR,) if copies == 2 else ()
     return [
-        *_part_buckets(
-            [spec_and_part for spec_and_part in placed if _is_plain(config, spec_and_part[0])],
-            len(parts),
-            mirror,
-        ),
+        *_part_buckets(config, placed, len(parts), mirror),
         *_counted_buckets(config, placed, mirror),
-        *_tied_buckets(config, [spec_and_part for spec_and_part in placed if spec_and_part[0].tied]),
-        *_partial_buckets(
-            config, [spec_and_part for spec_and_part in placed if spec_and_part[0].partial], mirror
-        ),
+        *_tied_buckets(config, [(spec, part) for spec, part in placed if spec.tied]),
+        *_partial_buckets(config, [(spec, part) for spec, part in placed if spec.partial], mirror),
     ]
 
 
-def _is_plain(config: ResolvedConfig, spec: Spec) -> bool:
-    return not spec.partial and not spec.tied and domain_of(config, spec) != COUNTED
-
-
-def _part_buckets(plain: Placed, num_parts: int, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
+def _part_buckets(
+    config: ResolvedConfig, placed: Placed, num_parts: int, mirror: tuple[str, ...]
+) -> Iterator[BucketPlan]:
     """Yield a bucket of each part and domain; a part without parameters of its own has one, too."""
+    alone = [(spec, part) for spec, part in placed if not spec.partial and not spec.tied]
+    plain = [(spec, part) for spec, part in alone if domain_of(config, spec) != COUNTED]
     for domain in dict.fromkeys((DENSE, *(spec.domain for spec, _ in plain))):
         for number in range(num_parts):
             specs = tuple(spec for spec, part in plain if part == number and spec.domain == domain)

@@ -115,7 +115,8 @@ def _played(plan: Plan, rank: int, shards: Mapping[str, int] | None, on_gpu: boo
     weights = sum(_weights_kept(config, bucket) for bucket in owned)
     # with masters beside them
     rounded = [b for b in owned if itemsize_of_weights(config, b.plan.domain) < wide]
-    grads = _gradients_kept(config, buckets)
+    divided = lends_gradients(config.parallel)
+    grads = sum(gradient.kept(divided=divided) for b in buckets for gradient in b.gradients) * wide
     offloaded = config.memory.offload in ("optimizer", "all")
     moments = _moments_at_most(config, owned, shards, offloaded)
     sizes = replace(plan.sizes, on_gpu=True) if on_gpu else plan.sizes
@@ -139,13 +140,6 @@ def weights_of_rank(plan: Plan, rank: int) -> int:
 def _divided(buckets: Sequence[HeldBucket]) -> int:
     """Return how many numbers of their weights a rank updates."""
     return sum(bucket.weights.kept(divided=True) for bucket in buckets)
-
-
-def _gradients_kept(config: ResolvedConfig, buckets: Sequence[HeldBucket]) -> int:
-    """Return the bytes of gradients that stay on a rank."""
-    _, wide = itemsizes_of(config)
-    divided = lends_gradients(config.parallel)
-    return sum(gradient.kept(divided=divided) for bucket in buckets for gradient in bucket.gradients) * wide
 
 
 def _lent(plan: Plan, rank: int) -> tuple[int, int]:

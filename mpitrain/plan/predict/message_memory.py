@@ -38,13 +38,10 @@ def window_bytes(plan: Plan) -> int:
     """Return the shared memory of a rank's own windows."""
     transport = plan.config.comm.transport
     ranks = plan.axes.of(0)
-    axes = [name for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
-    return WINDOW * sum(_has_window(plan, ranks[name]) for name in axes)
-
-
-def _has_window(plan: Plan, ranks: Sequence[int]) -> bool:
-    """Whether an axis has a window: of its own within a node, or of its part of each node."""
-    return len(ranks) > 1 and (_on_one_node(plan, ranks) or _levels(plan, ranks) is not None)
+    axes = [ranks[name] for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
+    # of its own within a node, or of its part of each node
+    there = (len(mine) > 1 and (_on_one_node(plan, mine) or bool(_levels(plan, mine))) for mine in axes)
+    return WINDOW * sum(there)
 
 
 def _on_one_node(plan: Plan, ranks: Sequence[int]) -> bool:

@@ -91,13 +91,10 @@ def _holes(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> int:
     }
     share = HOLES_OF_COMPUTED + sum(MORE_HOLES[what] for what, is_made in makes.items() if is_made)
     computed = min(usage.computed + (_copied_away(plan, rank) if makes["offload"] else 0), COMPUTED_IN_HEAP)
-    dropped = 0 if config.memory.recompute == "none" else _dropped(whole, rank, usage)
+    dropped = 0  # by a forward, to make them again: how much more there is without that
+    if config.memory.recompute != "none":
+        dropped = max(0, predict_rank(whole, rank).computed - usage.computed)
     return int(share * computed + min(dropped, HOLES_OF_RECOMPUTED * computed))
-
-
-def _dropped(whole: Plan, rank: int, usage: MemoryUsage) -> int:
-    """Return the bytes that a forward drops to make them again: how much more there is without that."""
-    return max(0, predict_rank(whole, rank).computed - usage.computed)
 
 
 def _copied_away(plan: Plan, rank: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config import Pipeline
+from mpitrain.config import Parallel, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError
 from mpitrain.plan.division.domains import divided_experts
 from mpitrain.plan.plan import Plan
@@ -31,7 +31,7 @@ COPIES = "both copies of a stage are summed first, once a step, and their gradie
 # by axis, what a rank that isn't divided along it has no use for
 UNDIVIDED: dict[str, Mapping[str, Any]] = {
     "tp": dict(tp=1, sequence=False, async_tp=False, regather=False),
-    "cp": dict(cp=1),
+    "cp": dict(cp=1, context=Parallel().context),
     "pp": dict(pp=1),
     "experts": dict(ep=1, etp=1),
 }
@@ -92,16 +92,12 @@ def by_value(plan: Plan, key: str, values: Collection[Any] | None = None) -> dic
     held = {}
     for value in ORDERED[key] if values is None else values:
         other = with_value(plan, key, value)
-        usage = _fullest_if(other) if _is_allowed(other, key, value) else None
-        if usage is not None:
+        parallel, memory = other.config.parallel, other.config.memory
+        is_allowed = parallel.zero < 3 or memory.recompute != "every-k" or memory.every == 1
+        is_allowed = is_allowed and (key != ZERO or parallel.zero == value)
+        if is_allowed and (usage := _fullest_if(other)) is not None:
             held[value] = usage.on_device
     return held
-
-
-def _is_allowed(plan: Plan, key: str, value: Any) -> bool:
-    parallel, memory = plan.config.parallel, plan.config.memory
-    groups_whole = parallel.zero < 3 or memory.recompute != "every-k" or memory.every == 1
-    return groups_whole and (key != ZERO or parallel.zero == value)
 
 
 def idle_values(plan: Plan, key: str, bytes_by_value: Mapping[Any, int]) -> list[str]:
@@ -205,10 +201,13 @@ def _why_divided(plan: Plan, stage: int) -> str:
 
 def idle_axes(plan: Plan) -> list[str]:
     """Say which axes hold no less than a rank without them, with as many data ranks, and why."""
-    others = {axis: other for axis in _divided(plan) if (other := _without(plan, axis))}
+    parallel = plan.config.parallel
+    degrees = {"tp": parallel.tp, "cp": parallel.cp, "pp": parallel.pp, "experts": parallel.ep * parallel.etp}
+    divided = [axis for axis, degree in degrees.items() if degree > 1]
+    others = {axis: other for axis in divided if (other := _without(plan, axis))}
     if not others:
         return []
-    mine, parallel = fullest(plan), plan.config.parallel
+    mine = fullest(plan)
     lines = []
     for axis, other in others.items():
         if (more := mine.on_device - other.on_device) >= 0:
@@ -217,13 +216,6 @@ def idle_axes(plan: Plan) -> list[str]:
                 said, one = f"parallel.ep = {parallel.ep} and parallel.etp = {parallel.etp}", "1 and 1"
             lines.append(f"{said} {more_than(more)} {one} here: {_why_axis(plan, axis, mine, other)}")
     return lines
-
-
-def _divided(plan: Plan) -> list[str]:
-    """Return the axes that divide anything, as UNDIVIDED names them."""
-    parallel = plan.config.parallel
-    degrees = {"tp": parallel.tp, "cp": parallel.cp, "pp": parallel.pp, "experts": parallel.ep * parallel.etp}
-    return [axis for axis, degree in degrees.items() if degree > 1]
 
 
 def _without(plan: Plan, axis: str) -> MemoryUsage | None:

@@ -29,8 +29,10 @@ def staged_bytes(plan: Plan, rank: int) -> int:
     for stage in held_by(plan, rank).values():
         for bucket in stage.buckets:
             summed += _summed_sizes(plan, bucket)
-            if bucket.owned and not drops_weights(plan.config, bucket.plan.domain):
-                fetched += _fetched_sizes(plan, bucket)
+            mapped, domain = bucket.weights.map, bucket.plan.domain
+            if bucket.owned and mapped.num_shards > 1 and not drops_weights(plan.config, domain):
+                # the block of its weights, which all ranks have after an update
+                fetched[_block(mapped.length * itemsize_of_weights(plan.config, domain))] += 1
     return sum(block * count for block, count in (summed | fetched).items())
 
 
@@ -43,13 +45,6 @@ def _summed_sizes(plan: Plan, bucket: HeldBucket) -> Counter[int]:
     sizes = [whole, shard] if mapped.num_shards > 1 else []
     sizes += [shard] if len(plan.axes.of(0)[domain.replicate]) > 1 else []
     return Counter(map(_block, sizes))
-
-
-def _fetched_sizes(plan: Plan, bucket: HeldBucket) -> Counter[int]:
-    """Return the block of a bucket's weights, which all ranks have after an update."""
-    mapped = bucket.weights.map
-    num_bytes = mapped.length * itemsize_of_weights(plan.config, bucket.plan.domain)
-    return Counter([_block(num_bytes)] if mapped.num_shards > 1 else [])
 
 
 def _block(num_bytes: int) -> int:

@@ -39,10 +39,6 @@ KEY = re.compile(r"\{(=?)(\w+(?:\.\w+)?)\}")
 DEFAULTS = Config()
 
 
-def _nothing(config: ResolvedConfig) -> dict[str, Any]:
-    return {}
-
-
 class Rule(NamedTuple):
     """A combination of keys that is refused.
 
@@ -56,7 +52,7 @@ class Rule(NamedTuple):
     when: Callable[[ResolvedConfig], bool]
     because: str
     instead: str
-    computed: Callable[[ResolvedConfig], Mapping[str, Any]] = _nothing
+    computed: Callable[[ResolvedConfig], Mapping[str, Any]] = lambda config: {}
     is_idle: bool = False
 
     def refuses(self, config: ResolvedConfig) -> bool:
@@ -155,14 +151,6 @@ def _reduces_whole_microbatches(config: ResolvedConfig) -> bool:
     """Return whether parallel.reduce = "microbatch" is known to reduce one microbatch at a time."""
     family = FAMILIES.get(config.pipeline.schedule)
     return family is not None and family.copies == 1 and not _cuts_sequences(config)
-
-
-def _holds_all_rows(config: ResolvedConfig) -> bool:
-    """Return whether one rank has all experts, and room for all rows of a microbatch at once.
-
-    It never needs a second round.
-    """
-    return not _spreads_experts(config) and config.experts.buffer >= 1
 
 
 def _least_buffer(config: ResolvedConfig) -> dict[str, Any]:
@@ -333,8 +321,8 @@ EXPERTS = (
         _least_buffer,
     ),
     idle(
-        "experts.buffer",
-        _holds_all_rows,
+        "experts.buffer",  # one rank has all experts, and room for all rows at once: no second round
+        lambda c: not _spreads_experts(c) and c.experts.buffer >= 1,
         "{parallel.ep} and {parallel.etp}",
         "use parallel.ep = 2, or a buffer below 1",
     ),

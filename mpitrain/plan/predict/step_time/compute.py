@@ -41,7 +41,7 @@ def product_seconds(product: Product, machine: MachineRates, dtype: str) -> floa
         return 0.0
     m, n, k = product.m, product.n, product.k
     narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
-    kind = "fp8" if narrow else _rate_of_products(machine, dtype)
+    kind = dtype if narrow or (dtype != "fp8" and dtype in machine.products) else _wide(machine)
     if product.number > 1:  # of experts, a CPU's by another library (kernels/grouped.py)
         kind = kind + GROUPED if kind + GROUPED in machine.products else kind
     rate = machine.products[kind] * share_of(m, n, k, tiles_of(machine, kind))
@@ -56,21 +56,13 @@ def tiles_of(machine: MachineRates, kind: str) -> Tiles:
     return OF_GPU if machine.on_gpu else machine.tiles.get(kind, OF_CPU)
 
 
-def _rate_of_products(machine: MachineRates, dtype: str) -> str:
-    """Return the type whose rate is that of products in a type, but for those that fp8 takes."""
-    return dtype if dtype != "fp8" and dtype in machine.products else _wide(machine)
-
-
 def _wide(machine: MachineRates) -> str:
+    """Return the type whose rate that of others is."""
     return "bf16" if "bf16" in machine.products else next(iter(machine.products))
 
 
 def core_seconds(
-    core: AttentionCore,
-    machine: MachineRates,
-    flash: bool,
-    backward: bool = False,
-    dtype: str = "bf16",
+    core: AttentionCore, machine: MachineRates, flash: bool, backward: bool = False, dtype: str = "bf16"
 ) -> float:
     """Return the seconds of attention proper: of a flash kernel, or of products and passes over scores.
 
@@ -108,19 +100,16 @@ def _rate_on_a_cpu(core: AttentionCore, machine: MachineRates, backward: bool, d
     rate = rates[way]
     size = core.length * core.head_width / (MEASURED_LENGTH * MEASURED_WIDTH)
     if way in machine.attention_short and size < 1:
-        rate *= math.pow(size, _exponent(rate, machine.attention_short[way]))
+        # the power of length times a head's width by which attention's rate falls
+        sizes = MEASURED_LENGTH * MEASURED_WIDTH / (SHORT_LENGTH * SHORT_WIDTH)
+        exponent = max(0.0, math.log(rate / machine.attention_short[way]) / math.log(sizes))
+        rate *= math.pow(size, exponent)
     else:
         rate *= _saturated(core.length, MEASURED_LENGTH, keys)
         rate *= _saturated(core.head_width, MEASURED_WIDTH, 64.0)
     if dtype == "fp64" and {"fp32", "fp64"} <= machine.products.keys():
         rate *= machine.products["fp64"] / machine.products["fp32"]
     return rate
-
-
-def _exponent(rate: float, of_short: float) -> float:
-    """Return the power of length times a head's width by which attention's rate falls."""
-    sizes = MEASURED_LENGTH * MEASURED_WIDTH / (SHORT_LENGTH * SHORT_WIDTH)
-    return max(0.0, math.log(rate / of_short) / math.log(sizes))
 
 
 def _saturated(size: float, measured: float, half: float) -> float:
@@ -149,9 +138,12 @@ class Seconds(NamedTuple):
 
 def seconds_of(work: PartWork, machine: MachineRates, dtype: str, flash: bool) -> Seconds:
     """Return what a part computes, in seconds; never less than its kernels take to be launched."""
-    forward = sum(product_seconds(each, machine, dtype) for each in work.products)
-    inputs = sum(product_seconds(_of_inputs(each), machine, dtype) for each in work.products)
-    weights = sum(product_seconds(_of_weights(each), machine, dtype) for each in work.products)
+    of_inputs = [each._replace(n=each.k, k=each.n) for each in work.products]
+    of_weights = [each._replace(m=each.n, n=each.k, k=each.m) for each in work.products]
+    forward, inputs, weights = (
+        sum(product_seconds(each, machine, dtype) for each in products)
+        for products in (work.products, of_inputs, of_weights)
+    )
     weights += sum(accumulated_seconds(each, machine, dtype) for each in work.products)
     passes = pass_seconds(work, machine, dtype)
     forward += passes
@@ -196,11 +188,3 @@ def accumulated_seconds(product: Product, machine: MachineRates, dtype: str) -> 
     exact = max(item, ITEM_ON_CPU)
     num_bytes = 2 * exact + (2 * item if item < exact else 0)
     return product.number * product.k * product.n * num_bytes / machine.memory_bandwidth
-
-
-def _of_inputs(product: Product) -> Product:
-    return product._replace(n=product.k, k=product.n)
-
-
-def _of_weights(product: Product) -> Product:
-    return product._replace(m=product.n, n=product.k, k=product.m)

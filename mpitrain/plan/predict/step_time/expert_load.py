@@ -95,12 +95,8 @@ def load_of_fullest(layout: StepLayout, machine: MachineRates) -> float:
     """Return rows of the rank of ep whose experts have most, over the mean of all that are chosen."""
     if layout.ep == 1:
         return min(1.0, layout.capacity or 1.0)
-    found = _chosen(layout, machine)
-    return min(found, layout.capacity) if layout.capacity else found
-
-
-def _chosen(layout: StepLayout, machine: MachineRates) -> float:
-    if layout.expert_load is not None:
-        return layout.expert_load.on(layout)
     # a GPU's rates were fitted to published steps, which have theirs in them
-    return 1.0 if machine.on_gpu else 1 + OF_FIRST_STEPS * math.log2(layout.ep)
+    found = 1.0 if machine.on_gpu else 1 + OF_FIRST_STEPS * math.log2(layout.ep)
+    if layout.expert_load is not None:
+        found = layout.expert_load.on(layout)
+    return min(found, layout.capacity) if layout.capacity else found

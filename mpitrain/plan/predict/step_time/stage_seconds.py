@@ -124,11 +124,7 @@ def copies_of(layout: StepLayout) -> int:
 
 
 def part_of(
-    works: Sequence[PartWork],
-    layout: StepLayout,
-    machine: MachineRates,
-    weights: Weights,
-    repeated: bool,
+    works: Sequence[PartWork], layout: StepLayout, machine: MachineRates, weights: Weights, repeated: bool
 ) -> Part:
     """Return the seconds of a block or an end.
 
@@ -152,7 +148,9 @@ def part_of(
         backward = _added(backward, exposed_backward)
         backward = _added(backward, {"tp": _exposed_regather(work, groups, layout, machine, lasts)})
     if layout.hides_dispatch and "ep" in forward and machine.sends_meanwhile:
-        share = _exposed_dispatch(forward["ep"] + backward["ep"], computed)
+        # one microbatch's forward beside another's backward: what both compute hides what both send
+        hidden = computed.forward + computed.inputs + computed.weights
+        share = max(1 - hidden / (forward["ep"] + backward["ep"]), SLOWED)
         forward, backward = ({**way, "ep": share * way["ep"]} for way in (forward, backward))
     inputs = computed.inputs
     if repeated:
@@ -168,14 +166,6 @@ def part_of(
         backward,
     )
     return _with_fetches(part, layout, machine, groups, weights)
-
-
-def _exposed_dispatch(sent: float, computed: Seconds) -> float:
-    """Return the share of experts' messages that is exposed where one microbatch's forward runs beside
-    another's backward: what both compute hides what both send.
-    """
-    hidden = computed.forward + computed.inputs + computed.weights
-    return max(1 - hidden / sent, SLOWED)
 
 
 def _with_copies(part: Part, num_bytes: int, machine: MachineRates) -> Part:
@@ -258,11 +248,7 @@ def fetches_each(layout: StepLayout) -> bool:
 
 
 def _with_fetches(
-    part: Part,
-    layout: StepLayout,
-    machine: MachineRates,
-    groups: Mapping[str, RankGroup],
-    weights: Weights,
+    part: Part, layout: StepLayout, machine: MachineRates, groups: Mapping[str, RankGroup], weights: Weights
 ) -> Part:
     """Return the part with what data ranks send for each microbatch.
 
@@ -321,11 +307,7 @@ def _of_state(
     return found
 
 
-def state_seconds(
-    layout: StepLayout,
-    machine: MachineRates,
-    weights: Weights,
-) -> tuple[float, float]:
+def state_seconds(layout: StepLayout, machine: MachineRates, weights: Weights) -> tuple[float, float]:
     """Return the seconds of a step in which weights are gathered and gradients reduced, once for all.
 
     Without ZeRO nothing is gathered, and gradients are summed everywhere.

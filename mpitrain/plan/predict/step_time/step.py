@@ -124,7 +124,10 @@ def _predicted(model: StepModel, layout: StepLayout, machine: MachineRates, bubb
     # each stage takes so many times longer: those that a core has alike wait at the same time
     unfilled = UNFILLED * turns * found.bubble
     work = (in_turns.computing + in_turns.update + in_turns.sent) * (1 + stragglers_share(layout, machine))
-    return _crowded(found, in_turns, work, max(work * waiting + sends, unfilled))
+    # they do all of their work one after the other: a bubble is time for the others that share its core, and
+    # stays as far as they wait, too, or the pipeline takes longer than all work
+    left = max(work * waiting + sends, unfilled, found.seconds - work)
+    return in_turns._replace(seconds=work + left, bubble=left, footprint=found.footprint)
 
 
 def stragglers_share(layout: StepLayout, machine: MachineRates) -> float:
@@ -153,19 +156,6 @@ def _undisturbed(model: StepModel, layout: StepLayout, machine: MachineRates, bu
     footprint = footprint_of(model, layout, in_flight)
     total = (pipeline + state + update) * (1 + stragglers_share(layout, machine))
     return Prediction(total, busy - inside, max(0.0, pipeline - busy), exposed, update, footprint)
-
-
-def _crowded(found: Prediction, in_turns: Prediction, work: float, waiting: float) -> Prediction:
-    """Return the step where ranks take turns on the cores of a node.
-
-    They have to do all of their work one after the other. A bubble is time for the others that share its
-    core, and stays as far as they wait, too, or the pipeline takes longer than all work.
-
-    found: of ranks that have a core each. in_turns: of one that waits for its turns, which takes `work`
-    seconds without its bubble. waiting: seconds in which nobody on a core has work.
-    """
-    bubble = max(waiting, found.seconds - work)
-    return in_turns._replace(seconds=work + bubble, bubble=bubble, footprint=found.footprint)
 
 
 def _stages_by_rank(stages: list[StageSeconds], layout: StepLayout) -> list[list[StageSeconds]]:
@@ -234,7 +224,9 @@ def _least_pipeline_seconds(stages: list[StageSeconds], layout: StepLayout, slow
     whole = count * slowest
     if copies_of(layout) > 1:
         return whole
-    splits = _splits_backwards(layout)
+    # whether gradients of weights are put off: the table of two ranks says so
+    table = _table(PlayedSize(layout.schedule, 2, 4, layout.chunks, layout.segments))
+    splits = table is None or any(action.kind == "I" for actions in table.ranks for action in actions)
     for held in stages_of_ranks(layout):
         before = stages[: min(held)]
         busy = count * sum(stages[stage].total for stage in held)
@@ -243,12 +235,6 @@ def _least_pipeline_seconds(stages: list[StageSeconds], layout: StepLayout, slow
         drained = sum(stage.inputs + (not splits) * stage.weights for stage in before) / layout.segments
         whole = max(whole, filled + busy, filled + busy - put_off + drained)
     return whole
-
-
-def _splits_backwards(layout: StepLayout) -> bool:
-    """Return whether a schedule puts gradients of weights off: its table of two ranks says so."""
-    table = _table(PlayedSize(layout.schedule, 2, 4, layout.chunks, layout.segments))
-    return table is None or any(action.kind == "I" for actions in table.ranks for action in actions)
 
 
 def play_pipeline(
