@@ -15,7 +15,11 @@ PICTURES = (".svg", ".png")  # which matplotlib draws
 
 
 def require_file(
-    option: str, out: str, kinds: Sequence[str] = (), others: Iterable[str | None] = (), instead: str = ""
+    option: str,
+    out: str,
+    kinds: Sequence[str] = (),
+    others: Iterable[str | None] = (),
+    instead: str = "",
 ) -> None:
     """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run.
 

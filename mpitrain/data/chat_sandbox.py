@@ -18,7 +18,7 @@ from mpitrain.errors import LibraryError
 LEAST_VERSION = (3, 1, 6)  # before it, ways out of the sandbox are known
 MOST_ERROR = 500
 MOST_TEXT = 1 << 24  # characters that a template may make
-# of texts to train on, that Llama 3's template has where it is given none: the same tokens on every day
+# of texts to train on, so that tokens are the same on every day: Llama 3's template has it by default
 DAY = datetime(2024, 7, 26)
 
 

@@ -86,7 +86,7 @@ class ChatTemplate:
         """Yield texts of conversations, or why the template refuses one. Raises as texts() does.
 
         asked: messages, and the stops that there is a text for.
-        today: the date that a template may ask for is today's, as in transformers; else the same always.
+        today: a template's date is today's, as in transformers; else always the same.
         """
         given = "\n".join(map(json.dumps, [self.source, [self.special, today], *asked])).encode()
         limits = Limits(MEMORY, CPU_S + sum(len(stops) for _, stops in asked) // TEXTS_PER_S)

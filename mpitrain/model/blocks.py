@@ -12,7 +12,11 @@ from mpitrain.plan.division.stages import StagePlan
 Blocks = list[list[Item]]
 
 
-def blocks_of(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: BuildContext) -> Blocks:
+def blocks_of(
+    stage: StagePlan,
+    parameters: Sequence[Sequence[Parameter]],
+    site: BuildContext,
+) -> Blocks:
     """Return what computes each block. parameters: of each block."""
     built = [
         [item for layer in block for item in _built(layer, own, site)]

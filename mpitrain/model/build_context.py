@@ -100,7 +100,12 @@ class BuildContext:
         kind, sequence = self.plan.config.parallel.context, self.plan.config.data.sequence
         return ContextAttention(self.cp, kind, sequence, *heads)
 
-    def note_kernel(self, request: AttentionRequest, heads: Heads, over_cp: ContextAttention | None) -> None:
+    def note_kernel(
+        self,
+        request: AttentionRequest,
+        heads: Heads,
+        over_cp: ContextAttention | None,
+    ) -> None:
         """Note which kernel a layer's attention takes: the first time, and for its largest tile."""
         config = self.plan.config
         segments = self.plan.table.segments
@@ -131,7 +136,12 @@ class BuildContext:
         """
         return [Residual(self.between([inner], NormSegment(norm)))]
 
-    def sublayer(self, norm: NormSegment | None, inner: Item, after: Sequence[Item] = ()) -> list[Item]:
+    def sublayer(
+        self,
+        norm: NormSegment | None,
+        inner: Item,
+        after: Sequence[Item] = (),
+    ) -> list[Item]:
         """Return the same, of an item that treats each position alone: chunk by chunk, where tp does so.
 
         norm: None: there is none.

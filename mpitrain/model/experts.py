@@ -28,7 +28,13 @@ from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
 from mpitrain.model.linear import GroupedProduct
-from mpitrain.parallel.expert.exchange import Choices, CombinedRows, DispatchedRows, DispatchRounds, Flat
+from mpitrain.parallel.expert.exchange import (
+    Choices,
+    CombinedRows,
+    DispatchedRows,
+    DispatchRounds,
+    Flat,
+)
 from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, Begun, Later, Walk, WeightGradients, run
@@ -223,7 +229,11 @@ class ExpertMixture:
             made[:, _features(bias)] += row_vectors(bias.data, rows.loads) * weights
         return made
 
-    def _record_metrics(self, statistics: router.Statistics, context: Context) -> list[torch.Tensor]:
+    def _record_metrics(
+        self,
+        statistics: router.Statistics,
+        context: Context,
+    ) -> list[torch.Tensor]:
         """Record how well loads are balanced, and return the sums of the microbatch's segments.
 
         The balance loss is that of a whole microbatch, and comes with its last segment.

@@ -83,7 +83,10 @@ class Products(torch.autograd.Function):
         return grad_of_x.unflatten(0, grads_of_outputs[0].shape[:-1]), None, None, None
 
 
-def _sum_of_products(grads: Sequence[torch.Tensor], parameters: Sequence[Parameter]) -> torch.Tensor:
+def _sum_of_products(
+    grads: Sequence[torch.Tensor],
+    parameters: Sequence[Parameter],
+) -> torch.Tensor:
     """Return the sum of grad @ weight.
 
     A GPU's product adds to what is there, which a pass over memory does else.

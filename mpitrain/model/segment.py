@@ -112,7 +112,11 @@ class Tape:
         return _Plus.apply(x, bias, self.small) if self.records else x + bias.data
 
     def norm(
-        self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None = None, again: bool = False
+        self,
+        x: torch.Tensor,
+        parameter: Parameter,
+        bias: Parameter | None = None,
+        again: bool = False,
     ) -> torch.Tensor:
         """Return RMSNorm(x) with the weight `parameter`; with a bias, LayerNorm(x).
 
@@ -154,7 +158,11 @@ class Tape:
         return y, partial(selective.Activated.again, y.grad_fn) if self.selective else None
 
     def attention(
-        self, qkv: tuple[torch.Tensor, ...], request: AttentionRequest, sinks: Parameter | None, again: bool
+        self,
+        qkv: tuple[torch.Tensor, ...],
+        request: AttentionRequest,
+        sinks: Parameter | None,
+        again: bool,
     ) -> tuple[torch.Tensor, Again | None]:
         """Return attention [B, H, T, C], and how to make it again, if asked for that.
 

@@ -66,7 +66,12 @@ class WidthNorms:
         saved = SavedNorms(tuple(units), tuple(scales), context.start, order)
         return (*heads, self._heads(v_BTF)), context.keeping.put(saved) if torch.is_grad_enabled() else None
 
-    def backward(self, saved: SavedNorms, grad_of_output: tuple[torch.Tensor, ...], later: Later) -> Walk:
+    def backward(
+        self,
+        saved: SavedNorms,
+        grad_of_output: tuple[torch.Tensor, ...],
+        later: Later,
+    ) -> Walk:
         units, scales, start, order = restored(saved)
         *grads, of_v = grad_of_output
         flat = [self._turned(grad, start, -1, order).transpose(1, 2).flatten(-2) for grad in grads]

@@ -128,9 +128,10 @@ def with_tokenizer_files(came: Mapping[str, bytes], own: Mapping[str, bytes]) ->
     if before is not None and TOKENIZER in own and _extends(own[TOKENIZER], before):
         texts = {name: content for name, content in came.items() if name.startswith(TEXT_FILES)}
         return {**settings, **texts, **own}
-    trees = {name: object_of(content).items() for name, content in settings.items()}
-    bare = {name: {key: x for key, x in tree if not key.endswith(OF_TOKENS)} for name, tree in trees.items()}
-    return {**{name: as_json(tree) for name, tree in bare.items()}, **own}
+    for name, content in settings.items():
+        tree = object_of(content)
+        settings[name] = as_json({key: tree[key] for key in tree if not key.endswith(OF_TOKENS)})
+    return {**settings, **own}
 
 
 def write_companions(files: Mapping[str, bytes], target: Path) -> None:

@@ -41,7 +41,12 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.weights.beginning import TOKENIZER_KEY, no_tokenizer, texts_of_folder, with_texts
 from mpitrain.weights.bits import NAME_OF
-from mpitrain.weights.companions import companions_of_folder, length_of, with_tokenizer, write_companions
+from mpitrain.weights.companions import (
+    companions_of_folder,
+    length_of,
+    with_tokenizer,
+    write_companions,
+)
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
 from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_blocks, require_model
 from mpitrain.weights.matching import Matched, match

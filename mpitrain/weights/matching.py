@@ -203,8 +203,8 @@ def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:
     shape = folder.entry(name).shape
     if shape != weight.shape:
         raise WeightsError(
-            f"{_where(folder, name)} is {list(shape)}, needed {list(weight.shape)} by config.json; one of "
-            "them is another model's"
+            f"{_where(folder, name)} is {list(shape)}, needed {list(weight.shape)} by config.json; "
+            "one of them is another model's"
         )
     _require_dtype(folder, name)
 
@@ -212,8 +212,8 @@ def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:
 def _require_dtype(folder: ModelFolder, name: str) -> None:
     if (code := folder.entry(name).code) not in DTYPES:
         raise WeightsError(
-            f"{_where(folder, name)} is {code}, which isn't read: needed {', '.join(DTYPES)}; have the model "
-            "written in one of these"
+            f"{_where(folder, name)} is {code}, which isn't read: needed {', '.join(DTYPES)}; have the "
+            "model written in one of these"
         )
 
 

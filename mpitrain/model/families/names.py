@@ -32,7 +32,10 @@ def in_block(names: Mapping[str, Form]) -> dict[str, Form]:
 
 
 NORMS = in_block(
-    {"attention.norm.weight": "input_layernorm.weight", "ffn.norm.weight": "post_attention_layernorm.weight"}
+    {
+        "attention.norm.weight": "input_layernorm.weight",
+        "ffn.norm.weight": "post_attention_layernorm.weight",
+    }
 )
 ATTENTION = in_block(
     {

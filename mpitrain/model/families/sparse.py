@@ -17,7 +17,11 @@ def sparse_model(config: ResolvedConfig, **more: Any) -> ModelLayers:
 
 
 def sparse_blocks(
-    config: ResolvedConfig, attention: Sequence[Layer], *, biased: bool = False, activation: Activation = SILU
+    config: ResolvedConfig,
+    attention: Sequence[Layer],
+    *,
+    biased: bool = False,
+    activation: Activation = SILU,
 ) -> tuple[tuple[Layer, Layer], ...]:
     """Return blocks of one of the layers of attention each, in turns, and experts or a feed-forward.
 

@@ -314,7 +314,13 @@ def kept_by_core(
     return kept + (copied or heads * width * sizes.factor)
 
 
-def _output_is_copied(sizes: Sizes, heads: int, width: int, value_width: int, side_by_side: bool) -> bool:
+def _output_is_copied(
+    sizes: Sizes,
+    heads: int,
+    width: int,
+    value_width: int,
+    side_by_side: bool,
+) -> bool:
     """Return whether what the output multiplies is another tensor than the result of attention."""
     parallel = sizes.config.parallel
     # queries came from other ranks, and lie head by head
@@ -322,7 +328,13 @@ def _output_is_copied(sizes: Sizes, heads: int, width: int, value_width: int, si
     return (heads > 1 and (by_head or value_width < width)) or sizes.factor < sizes.itemsize
 
 
-def working_of_core(sizes: Sizes, width: int, heads: int, kv_heads: int, head_width: int) -> Working:
+def working_of_core(
+    sizes: Sizes,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    head_width: int,
+) -> Working:
     """Return what attention works with. width: of the residual stream.  heads, kv_heads: of this rank."""
     stream = sizes.stream(width)
     number = sizes.positions * head_width

@@ -27,7 +27,17 @@ from typing import TYPE_CHECKING, ClassVar
 from mpitrain.kernels.activation_functions import SILU, Activation
 from mpitrain.plan.declared.expert_work import experts_work
 from mpitrain.plan.declared.layer import Layer, Sizes, Working
-from mpitrain.plan.declared.parameters import COLUMNS, EPS, EXPERT, ROWS, STD, Spec, norm, residual_std, stack
+from mpitrain.plan.declared.parameters import (
+    COLUMNS,
+    EPS,
+    EXPERT,
+    ROWS,
+    STD,
+    Spec,
+    norm,
+    residual_std,
+    stack,
+)
 from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import LOCAL, Started, Traffic

@@ -83,8 +83,8 @@ class Transients:
         """Play a group: it is recomputed from its first layer to its last, and then walked back."""
         begin = self._kept_before(group[0], segment)
         if split:
-            later = (placed.layer for block in self.stage.blocks[group[-1] + 1 :] for placed in block)
-            begin += sum(map(self.formulas.left_by, later))
+            later = self.stage.blocks[group[-1] + 1 :]
+            begin += sum(self.formulas.left_by(placed.layer) for block in later for placed in block)
         layers = [placed for block in group for placed in self.stage.blocks[block]]
         recomputed = self._recomputed(group[0])
         kept = [self.formulas.kept_by(placed.layer, segment) for placed in layers]

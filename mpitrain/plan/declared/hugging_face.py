@@ -166,14 +166,14 @@ QUANTIZED = (
     "transformers write one (from_pretrained with dequantize, then save_pretrained)"
 )
 ORIGINAL_POSITIONS = "original_max_position_embeddings"
-# of each rope_type, besides rope_type and rope_theta: its fields, and our keys, "" where several make one
+# of each rope_type, besides rope_type and rope_theta: its fields, and our keys; "": several make one
 ROPE_KEYS: dict[str, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "linear_factor"},
     "dynamic": {"factor": "dynamic_factor", ORIGINAL_POSITIONS: "dynamic_length"},
     "llama3": {
-        "factor": "llama3_factor", "low_freq_factor": "llama3_low", "high_freq_factor": "llama3_high",
-        ORIGINAL_POSITIONS: "llama3_length",
+        "factor": "llama3_factor", ORIGINAL_POSITIONS: "llama3_length",
+        "low_freq_factor": "llama3_low", "high_freq_factor": "llama3_high",
     },
     "yarn": {
         "factor": "yarn_factor", ORIGINAL_POSITIONS: "yarn_length", "beta_fast": "yarn_fast",

@@ -12,7 +12,7 @@ LONGEST = 512  # positions of a sequence
 # of the head, made fp32 at once; on a device three times 64 MiB
 LOGITS = 2**17
 LOGITS_ON_A_DEVICE = 2**24
-ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside their sum (kernels/products.py)
+ADDED_AT_ONCE = 2**22  # numbers of a weight's gradient that are made beside their sum
 SCORES = 2**18  # that are made at once, if they are of more than one key-value head
 
 

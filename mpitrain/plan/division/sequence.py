@@ -204,7 +204,7 @@ def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int)
 
 
 def placement_of_rows(config: Config, length: int = 0) -> SequencePlacement | None:
-    """Return where the positions of a configuration's rows are; None: they aren't spread over ranks.
+    """Return where the positions of a run's rows are; None: they aren't spread over ranks.
 
     length: of a row; 0: data.sequence. Raises ConfigError as placement_of() does.
     """
@@ -213,7 +213,8 @@ def placement_of_rows(config: Config, length: int = 0) -> SequencePlacement | No
         return None
     heads = (model.heads or 1) // parallel.tp
     kv_heads = max(1, (model.kv_heads or model.heads or 1) // parallel.tp)
-    return placement_of(parallel.context, length or config.data.sequence, parallel.cp, heads, kv_heads)
+    length = length or config.data.sequence
+    return placement_of(parallel.context, length, parallel.cp, heads, kv_heads)
 
 
 def _require_heads(size: int, heads: int, kv_heads: int) -> None:

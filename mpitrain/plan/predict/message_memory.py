@@ -38,10 +38,10 @@ def window_bytes(plan: Plan) -> int:
     """Return the shared memory of a rank's own windows."""
     transport = plan.config.comm.transport
     ranks = plan.axes.of(0)
-    axes = [ranks[name] for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
+    axes = [name for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
+    shared = [ranks[name] for name in axes if len(ranks[name]) > 1]
     # of its own within a node, or of its part of each node
-    there = (len(mine) > 1 and (_on_one_node(plan, mine) or bool(_levels(plan, mine))) for mine in axes)
-    return WINDOW * sum(there)
+    return WINDOW * sum(_on_one_node(plan, mine) or bool(_levels(plan, mine)) for mine in shared)
 
 
 def _on_one_node(plan: Plan, ranks: Sequence[int]) -> bool:

@@ -14,8 +14,8 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.family import ModelFamily
 from mpitrain.plan.declared.resolved import ResolvedAttention, ResolvedConfig, ResolvedModel
 
-# of rotary positions, for sequences longer than were trained with: the key that turns each on. Theta grows
-# with a dynamic factor of 1, too
+# of rotary positions, for sequences longer than were trained with: the key that turns each on. Theta
+# grows with a dynamic factor of 1, too
 SCALINGS = {
     "yarn": "yarn_factor",
     "llama3": "llama3_factor",
@@ -82,7 +82,8 @@ def _scaling(
     it is a multiple of.
     """
     turned_on_by, length = SCALINGS[name], f"{name}_length"
-    without = {key: known[key] for key in known if key.startswith(f"{name}_") and key != turned_on_by}
+    others = [key for key in known if key.startswith(f"{name}_") and key != turned_on_by]
+    without = {key: known[key] for key in others}
     if _is_on(name, keys):
         if length in without and not keys[length]:
             what = f"attention.{turned_on_by} = {keys[turned_on_by]} without attention.{length}"
@@ -107,7 +108,8 @@ def _is_on(name: str, keys: Mapping[str, Any]) -> bool:
 
 def _refuse_two_scalings(used: list[str], resolved: dict[str, Any]) -> None:
     if len(used) > 1:
-        several = " with ".join(f"attention.{SCALINGS[name]} = {resolved[SCALINGS[name]]}" for name in used)
+        keys = [SCALINGS[name] for name in used]
+        several = " with ".join(f"attention.{key} = {resolved[key]}" for key in keys)
         raise ConfigError(f"{several}: positions are scaled in one way; leave out all but one of these")
     if "llama3" in used and resolved["llama3_low"] >= resolved["llama3_high"]:
         low, high = (f"attention.llama3_{end} = {resolved[f'llama3_{end}']}" for end in ("low", "high"))

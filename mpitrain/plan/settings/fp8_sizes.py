@@ -37,8 +37,9 @@ def refuse_odd_sides(config: ResolvedConfig, segments: int = 1) -> None:
     """
     if config.precision.compute != "fp8":
         return
-    weights = _of_weights(config.model, head_width(config), config.parallel.tp)
-    for side in (*weights, *_positions(config.data.sequence, config.batch.micro, config.parallel, segments)):
+    sequence, micro, parallel = config.data.sequence, config.batch.micro, config.parallel
+    weights = _of_weights(config.model, head_width(config), parallel.tp)
+    for side in (*weights, *_positions(sequence, micro, parallel, segments)):
         if side.length % MULTIPLE:
             side_length = f"{side.words} = {side.numbers}" + (
                 f" = {side.length}" if side.numbers != str(side.length) else ""

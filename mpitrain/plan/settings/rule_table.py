@@ -321,7 +321,7 @@ EXPERTS = (
         _least_buffer,
     ),
     idle(
-        "experts.buffer",  # one rank has all experts, and room for all rows at once: no second round
+        "experts.buffer",  # one rank has all experts, and room for all rows: no second round
         lambda c: not _spreads_experts(c) and c.experts.buffer >= 1,
         "{parallel.ep} and {parallel.etp}",
         "use parallel.ep = 2, or a buffer below 1",

@@ -20,9 +20,9 @@ COUNTED = (
     "counted: 6 FLOPs per matrix weight and token, causal attention halved; HFU counts recomputation, too"
 )
 
-# Dense bf16 peak of the vendors' data sheets, which for NVIDIA's print twice as much, with sparsity: that of
-# a machine of jobs/machines/, or FLOP/s. The first that fits a name counts. torch counts each half of an
-# MI250X, MI250 as a GPU.
+# Dense bf16 peak of the vendors' data sheets, which for NVIDIA's print twice as much, with sparsity:
+# that of a machine of jobs/machines/, or FLOP/s. The first that fits a name counts. torch counts each
+# half of an MI250X, MI250 as a GPU.
 DATA_SHEETS: tuple[tuple[str, str | float, str], ...] = (
     (r"\bGB200\b", "gb200", "NVIDIA GB200 NVL72"),
     (r"\bB200\b", "b200", "NVIDIA HGX B200"),

@@ -62,7 +62,11 @@ def _wide(machine: MachineRates) -> str:
 
 
 def core_seconds(
-    core: AttentionCore, machine: MachineRates, flash: bool, backward: bool = False, dtype: str = "bf16"
+    core: AttentionCore,
+    machine: MachineRates,
+    flash: bool,
+    backward: bool = False,
+    dtype: str = "bf16",
 ) -> float:
     """Return the seconds of attention proper: of a flash kernel, or of products and passes over scores.
 

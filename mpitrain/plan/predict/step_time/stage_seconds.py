@@ -124,7 +124,11 @@ def copies_of(layout: StepLayout) -> int:
 
 
 def part_of(
-    works: Sequence[PartWork], layout: StepLayout, machine: MachineRates, weights: Weights, repeated: bool
+    works: Sequence[PartWork],
+    layout: StepLayout,
+    machine: MachineRates,
+    weights: Weights,
+    repeated: bool,
 ) -> Part:
     """Return the seconds of a block or an end.
 
@@ -248,7 +252,11 @@ def fetches_each(layout: StepLayout) -> bool:
 
 
 def _with_fetches(
-    part: Part, layout: StepLayout, machine: MachineRates, groups: Mapping[str, RankGroup], weights: Weights
+    part: Part,
+    layout: StepLayout,
+    machine: MachineRates,
+    groups: Mapping[str, RankGroup],
+    weights: Weights,
 ) -> Part:
     """Return the part with what data ranks send for each microbatch.
 
@@ -307,7 +315,11 @@ def _of_state(
     return found
 
 
-def state_seconds(layout: StepLayout, machine: MachineRates, weights: Weights) -> tuple[float, float]:
+def state_seconds(
+    layout: StepLayout,
+    machine: MachineRates,
+    weights: Weights,
+) -> tuple[float, float]:
     """Return the seconds of a step in which weights are gathered and gradients reduced, once for all.
 
     Without ZeRO nothing is gathered, and gradients are summed everywhere.

@@ -124,8 +124,8 @@ def _predicted(model: StepModel, layout: StepLayout, machine: MachineRates, bubb
     # each stage takes so many times longer: those that a core has alike wait at the same time
     unfilled = UNFILLED * turns * found.bubble
     work = (in_turns.computing + in_turns.update + in_turns.sent) * (1 + stragglers_share(layout, machine))
-    # they do all of their work one after the other: a bubble is time for the others that share its core, and
-    # stays as far as they wait, too, or the pipeline takes longer than all work
+    # they do all of their work one after the other: a bubble is time for the others that share its
+    # core, and stays as far as they wait, too, or the pipeline takes longer than all work
     left = max(work * waiting + sends, unfilled, found.seconds - work)
     return in_turns._replace(seconds=work + left, bubble=left, footprint=found.footprint)
 
@@ -226,7 +226,7 @@ def _least_pipeline_seconds(stages: list[StageSeconds], layout: StepLayout, slow
         return whole
     # whether gradients of weights are put off: the table of two ranks says so
     table = _table(PlayedSize(layout.schedule, 2, 4, layout.chunks, layout.segments))
-    splits = table is None or any(action.kind == "I" for actions in table.ranks for action in actions)
+    splits = table is None or any(action.kind == "I" for row in table.ranks for action in row)
     for held in stages_of_ranks(layout):
         before = stages[: min(held)]
         busy = count * sum(stages[stage].total for stage in held)
