@@ -17,7 +17,7 @@ from mpitrain.comm.progress import Pending, Progress, Steps
 from mpitrain.comm.tap import Tap, TappedOperation, followed
 from mpitrain.comm.transports import levels, messages, mpi_collectives, shared, window
 from mpitrain.comm.transports.levels import carried_near_and_far
-from mpitrain.comm.transports.protocol import Transport
+from mpitrain.comm.transports.protocol import LevelTransport, Transport
 from mpitrain.comm.transports.turnstile import Turnstile
 from mpitrain.comm.transports.window import Allocation, Budget, Window
 
@@ -175,18 +175,17 @@ class Axis:
         self._tag = (self._tag + 1) % self.num_tags
         return self._tag
 
-    def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
-        """Choose the transport module for a buffer, by where it lies, its size, and what the user
-        asked for.
+    def transport(self, x: Array) -> LevelTransport:
+        """Choose the transport module for a buffer: two levels where the axis lies on several nodes."""
+        return self.one_level(x) if self.nodes is None else levels
+
+    def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
+        """Choose it as if there were no nodes, by where the buffer lies, its size, and what was asked for.
 
         pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice
         can't depend on it: messages.
         num_bytes: of all ranks, where each has a part of another size.
         """
-        return self.one_level(x, pairs=pairs, num_bytes=num_bytes) if self.nodes is None or pairs else levels
-
-    def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
-        """Choose the transport module for a buffer as if there were no nodes."""
         return (
             messages
             if on_device(x)

@@ -275,8 +275,7 @@ def _reduce(axis: Axis, root: int, x: Array, out: Array | None = None) -> Steps:
     if out is None or not _in_the_way(x, out, x):
         return axis.transport(x).reduce(x, out, root, axis)
     received = empty_like(out, len(out))
-    steps = axis.transport(x).reduce(x, received, root, axis)
-    return chain(steps, messages.copied_later(received, out))
+    return chain(axis.transport(x).reduce(x, received, root, axis), messages.copied(received, out))
 
 
 def _reduce_scatter(axis: Axis, own: slice, x: Array, out: Array) -> Steps:
@@ -284,8 +283,7 @@ def _reduce_scatter(axis: Axis, own: slice, x: Array, out: Array) -> Steps:
     if not _in_the_way(x, out, x[own]):
         return axis.transport(x).reduce_scatter(x, out, axis)
     received = empty_like(out, len(out))
-    steps = axis.transport(x).reduce_scatter(x, received, axis)
-    return chain(steps, messages.copied_later(received, out))
+    return chain(axis.transport(x).reduce_scatter(x, received, axis), messages.copied(received, out))
 
 
 def _all_gather(axis: Axis, out: Array) -> Steps:
@@ -295,7 +293,7 @@ def _all_gather(axis: Axis, out: Array) -> Steps:
 def _gather(
     axis: Axis, num_bytes: int, length: int, root: int, shard: Array, out: Array | None = None
 ) -> Steps:
-    transport = axis.transport(shard, num_bytes=num_bytes)
+    transport = axis.one_level(shard, num_bytes=num_bytes)
     return transport.gather(shard, out, length, root, axis)
 
 
@@ -303,7 +301,7 @@ def _scatter(axis: Axis, num_bytes: int, length: int, root: int, *buffers: Array
     """buffers: on the root what is read, and on all ranks what is written."""
     *given, out = buffers
     x = given[0] if given else None
-    transport = axis.transport(out, num_bytes=num_bytes)
+    transport = axis.one_level(out, num_bytes=num_bytes)
     return transport.scatter(x, out, length, root, axis)
 
 
@@ -313,7 +311,7 @@ def _broadcast(axis: Axis, root: int, x: Array) -> Steps:
 
 def _exchange_parts(axis: Axis, sent: list[int], received: list[int], x: Array, out: Array) -> Steps:
     """sent, received: the bounds of the parts of each rank."""
-    transport = axis.transport(x, pairs=True)
+    transport = axis.one_level(x, pairs=True)
     exchanged = transport.exchange(x, sent, out, received, axis)
     return messages.copied(x[_own_part(sent, axis)], out[_own_part(received, axis)], exchanged)
 
@@ -325,7 +323,7 @@ def _own_part(bounds: list[int], axis: Axis) -> slice:
 def _shift(axis: Axis, distance: int, x: Array, out: Array) -> Steps:
     if distance % axis.size == 0:
         return messages.copied(x, out)
-    return axis.transport(x).shift(x, out, distance, axis)
+    return axis.one_level(x).shift(x, out, distance, axis)
 
 
 # ------------------------------------------------------------------------------- what is asked of buffers

@@ -123,47 +123,7 @@ def sent_bytes(
     itemsize: bytes per element, which no shard divides.
     root: of an operation that has one.
     """
-    if operation in ("shift", "send", "all_to_all_v"):
-        return num_bytes * (size > 1)
-    if operation in ("receive", "barrier"):
-        return 0
-    if operation == "all_to_all":
-        return num_bytes // size * (size - 1)
-    if operation == "all_reduce" and transport == "messages" and num_bytes <= SMALL:
-        return num_bytes * (size - 1)
-    begin, end = split(num_bytes // itemsize, size)[rank : rank + 2]
-    shard = (end - begin) * itemsize
-    to_reduce = num_bytes - shard
-    to_gather = shard * (size - 1)
-    if operation in WITH_ROOT:
-        return _sent_with_root(operation, num_bytes, size, rank, root, shard, transport)
-    if transport == "shared":
-        to_reduce, to_gather = to_gather, to_reduce
-    return {"reduce_scatter": to_reduce, "all_gather": to_gather, "all_reduce": to_reduce + to_gather}[
-        operation
-    ]
-
-
-def _sent_with_root(
-    operation: str, num_bytes: int, size: int, rank: int, root: int, shard: int, transport: str
-) -> int:
-    """Return the bytes that a rank sends or reads of an operation with a root; shard: the bytes of
-    its part.
-    """
-    is_root = rank == root
-    reads = transport == "shared"
-    if operation == "broadcast":
-        if transport == "messages":
-            return num_bytes * _children(size, (rank - root) % size)
-        return num_bytes * (not is_root if reads else (size - 1) * is_root)
-    to_root = (num_bytes - shard) * is_root if reads else shard * (not is_root)
-    if operation == "gather":
-        return to_root
-    if operation == "scatter":
-        return shard * (not is_root) if reads else (num_bytes - shard) * is_root
-    if transport == "messages" and num_bytes <= SMALL:
-        return num_bytes * (not is_root)
-    return to_root + (shard * (size - 1) if reads else num_bytes - shard)
+    return sum(_parts(operation, num_bytes, size, rank, itemsize, root, transport))
 
 
 def _children(size: int, place: int) -> int:
@@ -194,7 +154,7 @@ def sent_messages(
     if transport == "collectives" and operation in (*WITH_ROOT, *READING, "shift"):
         return _sent_by_mpi(operation, size, is_root=rank == root)
     length = num_bytes // itemsize
-    parts = _parts(operation, num_bytes, size, rank, itemsize, root)
+    parts = _parts(operation, num_bytes, size, rank, itemsize, root, "messages")
     # the first so many
     of_sum = size - 1 if in_rounds and _sums_in_parts(operation, num_bytes) else 0
     rounds = rounds_of(length, size, itemsize)
@@ -215,35 +175,43 @@ def _sums_in_parts(operation: str, num_bytes: int) -> bool:
     return operation == "reduce_scatter" or (operation in ("all_reduce", "reduce") and num_bytes > SMALL)
 
 
-def _parts(operation: str, num_bytes: int, size: int, rank: int, itemsize: int, root: int) -> list[int]:
-    """Return the bytes of each part that a rank sends by `messages`.
+def _parts(
+    operation: str, num_bytes: int, size: int, rank: int, itemsize: int, root: int, transport: str
+) -> list[int]:
+    """Return the bytes of each part that a rank sends, or reads.
 
     Of an all_to_all_v, if it sends as much to each.
     """
+    if size == 1 or operation == "receive":
+        return []
     if operation in ("send", "shift"):
         return [num_bytes]
-    if operation == "barrier" or (operation == "all_reduce" and num_bytes <= SMALL):
+    small = transport == "messages" and num_bytes <= SMALL
+    if operation == "barrier" or (operation == "all_reduce" and small):
         return [num_bytes * min(1 << k, size - (1 << k)) for k in range((size - 1).bit_length())]
     if operation == "all_to_all":
         return [num_bytes // size] * (size - 1)
     if operation == "all_to_all_v":
         return _lengths(num_bytes, size - 1)
+    is_root = rank == root
     if operation == "broadcast":
-        return [num_bytes] * _children(size, (rank - root) % size)
+        counts = {"messages": _children(size, (rank - root) % size), "shared": int(not is_root)}
+        return [num_bytes] * counts.get(transport, (size - 1) * is_root)
+    if operation == "reduce" and small:
+        return [num_bytes] * (not is_root)
     shards = [length * itemsize for length in _lengths(num_bytes // itemsize, size)]
-    if operation in WITH_ROOT:
-        return _parts_with_root(operation, num_bytes, shards, rank, root)
-    to_reduce = [] if operation == "all_gather" else shards[:rank] + shards[rank + 1 :]
-    to_gather = [] if operation == "reduce_scatter" else [shards[rank]] * (size - 1)
-    return to_reduce + to_gather
-
-
-def _parts_with_root(operation: str, num_bytes: int, shards: list[int], rank: int, root: int) -> list[int]:
-    others = shards[:rank] + shards[rank + 1 :]
-    to_root = [shards[rank]] * (rank != root)
-    if operation == "reduce" and num_bytes <= SMALL:
-        return [num_bytes] * (rank != root)
-    return {"gather": to_root, "scatter": others * (rank == root), "reduce": others + to_root}[operation]
+    to_reduce, to_gather = shards[:rank] + shards[rank + 1 :], [shards[rank]] * (size - 1)
+    to_root, from_root = [shards[rank]] * (not is_root), to_reduce * is_root
+    if transport == "shared":  # what others send, it reads
+        to_reduce, to_gather, to_root, from_root = to_gather, to_reduce, from_root, to_root
+    return {
+        "reduce_scatter": to_reduce,
+        "all_gather": to_gather,
+        "all_reduce": to_reduce + to_gather,
+        "gather": to_root,
+        "scatter": from_root,
+        "reduce": to_reduce + to_root,
+    }[operation]
 
 
 def _lengths(length: int, size: int) -> list[int]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
@@ -170,6 +170,34 @@ class World:
         if manager:
             manager.end()
 
+    def on_first_ranks(self, size: int, what: str, action: Callable[["World"], Any]) -> Any:
+        """Have the first `size` ranks run action(their world); return rank 0's result on all ranks.
+
+        An InputError or StoppedEarly, alike on all that run it, is raised on all.
+
+        The others sleep meanwhile: ranks that poll would take cores from those that work.
+        """
+        with self._waiting(f"for all ranks: {what}"):
+            comm = self.comm.Split(0 if self.rank < size else MPI.UNDEFINED, self.rank)
+        result = error = None
+        if self.rank < size:
+            part = World(cast("Communicator", comm), self.place)
+            try:
+                result = action(part)
+            except (InputError, StoppedEarly) as found:
+                error = found
+            part.node.Free()
+            comm.Free()
+        with self._waiting(f"for the first ranks: {what}"):
+            self._sleep_until_all_are_here()
+
+        def outcome() -> Any:
+            if error is not None:
+                raise error
+            return result
+
+        return self.on_first_rank(what, outcome)
+
     def from_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
         """Run `action` on rank 0 and return its result on all ranks.
 
@@ -274,10 +302,13 @@ class World:
         """
         pieces = parts() if self.rank == 0 else None
         with self._waiting(f"for rank 0: {what}"):
-            ready = self.comm.Ibarrier()
-            while not ready.Test():
-                time.sleep(NAP_S)
+            self._sleep_until_all_are_here()
             return self.comm.scatter(pieces)
+
+    def _sleep_until_all_are_here(self) -> None:
+        ready = self.comm.Ibarrier()
+        while not ready.Test():
+            time.sleep(NAP_S)
 
     def barrier(self, what: str) -> None:
         """Wait for all ranks."""

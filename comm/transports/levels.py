@@ -61,19 +61,19 @@ def all_reduce(x: Array, axis: TransportAxis) -> Steps:
     if not nodes.sums or (narrow and x.nbytes <= SMALL):
         return axis.one_level(x).all_reduce(x, axis)
     if x.nbytes <= SMALL:
-        return chain(near.transport(x).all_reduce(x, near), far.transport(x).all_reduce(x, far))
+        return chain(near.one_level(x).all_reduce(x, near), far.one_level(x).all_reduce(x, far))
     own = messages.own_shard(x, near)
     last = messages.own_shard(own, far)
     part, memory = axis.scratch.lend(widened_like(x, 0), len(own)) if narrow else (own, None)
     summed, more = axis.scratch.lend(widened_like(x, 0), len(last)) if narrow else (last, None)
     return chain(
         _reduce_scatter(x, part, near),
-        far.transport(part).reduce_scatter(part, summed, far),
-        messages.copied_later(summed, last),
+        far.one_level(part).reduce_scatter(part, summed, far),
+        messages.copied(summed, last),
         messages.given_back(memory, axis),
         messages.given_back(more, axis),
-        far.transport(own).all_gather(own, far),
-        near.transport(x).all_gather(x, near),
+        far.one_level(own).all_gather(own, far),
+        near.one_level(x).all_gather(x, near),
     )
 
 
@@ -97,8 +97,8 @@ def _scattered(x: Array, out: Array, part: slice, axis: TransportAxis) -> Steps:
         summed = out[part]
     levels = chain(
         _reduce_scatter(sorted_, summed_here, near),
-        far.transport(summed_here).reduce_scatter(summed_here, summed, far),
-        messages.copied_later(summed, out[part]),
+        far.one_level(summed_here).reduce_scatter(summed_here, summed, far),
+        messages.copied(summed, out[part]),
     )
 
     def steps() -> Steps:
@@ -126,7 +126,7 @@ def _gathered(out: Array, part: slice, axis: TransportAxis) -> Steps:
     (received,), turn = axis.sorting.take(out, [(axis.size * length, False)])
     mine = messages.own_shard(received, near)
     levels = chain(
-        far.transport(mine).all_gather(mine, far), near.transport(received).all_gather(received, near)
+        far.one_level(mine).all_gather(mine, far), near.one_level(received).all_gather(received, near)
     )
 
     def steps() -> Steps:
@@ -144,8 +144,8 @@ def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
     """Send the `x` of `root` to all others."""
     _, near, far = _levels(axis)
     node, place = divmod(root, near.size)
-    first = far.transport(x).broadcast(x, node, far) if near.rank == place else iter(())
-    return chain(first, near.transport(x).broadcast(x, place, near))
+    first = far.one_level(x).broadcast(x, node, far) if near.rank == place else iter(())
+    return chain(first, near.one_level(x).broadcast(x, place, near))
 
 
 def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
@@ -158,36 +158,16 @@ def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps
     length = len(messages.own_shard(x, near))
     part = widened_like(x, length) if narrow else empty_like(x, length)
     summed = part if far.rank == node else None
-    levels = chain(_reduce_scatter(x, part, near), far.transport(part).reduce(part, summed, node, far))
+    levels = chain(_reduce_scatter(x, part, near), far.one_level(part).reduce(part, summed, node, far))
     if far.rank != node:
         return levels
     last = empty_like(x, length) if out is None else messages.own_shard(out, near)
-    gathered = near.transport(x).gather(last, out, len(x), place, near)
-    return chain(levels, messages.copied_later(part, last), gathered)
-
-
-def gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
-    """Collect every rank's part in `out` of `root`: each byte has one way."""
-    return axis.one_level(part, num_bytes=length * part.dtype.itemsize).gather(part, out, length, root, axis)
-
-
-def scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
-    """Send every rank its part of the `x` of `root`: each byte has one way."""
-    return axis.one_level(out, num_bytes=length * out.dtype.itemsize).scatter(x, out, length, root, axis)
-
-
-def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis) -> Steps:
-    """Send x[sent[r]:sent[r+1]] to every rank r: each byte has one way."""
-    return axis.one_level(x, pairs=True).exchange(x, sent, out, received, axis)
-
-
-def shift(x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
-    """Send `x` to the rank `distance` further along the axis: each byte has one way."""
-    return axis.one_level(x).shift(x, out, distance, axis)
+    gathered = near.one_level(x).gather(last, out, len(x), place, near)
+    return chain(levels, messages.copied(part, last), gathered)
 
 
 def _reduce_scatter(x: Array, part: Array, near: TransportAxis) -> Steps:
     """Write the own shard of the sum over the near axis to `part`, in fp32 if `x` are 16-bit floats."""
     if not is_narrow(x):
-        return near.transport(x).reduce_scatter(x, part, near)
+        return near.one_level(x).reduce_scatter(x, part, near)
     return messages.reduce_scatter(x, part, near)

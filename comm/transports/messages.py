@@ -96,7 +96,7 @@ def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
 
 def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis: TransportAxis, tag: int) -> Steps:
     """Exchange and add a part of every shard after the other; MPI keeps the order of messages of one tag."""
-    whole_shards = _parts(x, split(len(x), axis.size))
+    whole_shards = shards_of(x, axis)
     started: deque[SumRound] = deque()
     yield turn
     for part in rounds_of(len(x), axis.size, x.dtype.itemsize):
@@ -156,15 +156,14 @@ def exchange_and_sum(exchange: ExchangeFunction, x: Array, out: Array, axis: Tra
 
 
 def copied(x: Array, out: Array, further: Iterable[Ready] = ()) -> Steps:
-    """Copy `x`, when it is there, over `out` and continue with `further` steps."""
+    """Copy `x`, rounded if need be, over `out`, when the steps before are over; then run `further` ones."""
     copy(x, out)
     yield from further
 
 
-def copied_later(x: Array, out: Array) -> Steps:
-    """Copy `x`, rounded if need be, over `out`, when the steps before are over."""
-    copy(x, out)
-    yield from ()
+def shards_of(x: Array, axis: TransportAxis) -> list[Array]:
+    """Return the part of `x` that each rank owns."""
+    return _parts(x, split(len(x), axis.size))
 
 
 def own_shard(x: Array, axis: TransportAxis) -> Array:
@@ -179,7 +178,7 @@ def all_gather(out: Array, axis: TransportAxis) -> Steps:
 
 
 def _all_gather(out: Array, axis: TransportAxis, tag: int) -> Steps:
-    shards = _parts(out, split(len(out), axis.size))
+    shards = shards_of(out, axis)
     yield from settled(out, axis)
     yield Arrived(_exchanged([shards[axis.rank]] * axis.size, shards, axis, tag))
 

@@ -44,11 +44,8 @@ class TransportAxis(Protocol):
     def next_tag(self) -> int:
         """Return a tag for one operation."""
 
-    def transport(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> "Transport":
-        """Choose the transport for a buffer."""
-
     def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> "Transport":
-        """Choose it as if there were no nodes."""
+        """Choose the transport for a buffer as if there were no nodes."""
 
     def views(self, x: Array) -> list[Array] | None:
         """Return every rank's counterpart of `x` if all can read it."""
@@ -63,16 +60,8 @@ class ExchangeFunction(Protocol):
         """Take what the operation is matched by, and return its steps."""
 
 
-class Transport(Protocol):
-    """A way of bytes over an axis. Each operation takes what it is matched by and returns its steps."""
-
-    def exchange(
-        self, x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis
-    ) -> Steps:
-        """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`."""
-
-    def shift(self, x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
-        """Send `x` to the rank `distance` further, and receive `out` from as far before."""
+class LevelTransport(Protocol):
+    """What can go in two levels. Each operation takes what it is matched by and returns its steps."""
 
     def reduce_scatter(self, x: Array, out: Array, axis: TransportAxis) -> Steps:
         """Write the sum over the axis of the own shard of `x` to `out`."""
@@ -88,6 +77,18 @@ class Transport(Protocol):
 
     def reduce(self, x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
         """Write the sum of `x` over the axis to `out` of `root`."""
+
+
+class Transport(LevelTransport, Protocol):
+    """A way of bytes over an axis, in one level."""
+
+    def exchange(
+        self, x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis
+    ) -> Steps:
+        """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`."""
+
+    def shift(self, x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
+        """Send `x` to the rank `distance` further, and receive `out` from as far before."""
 
     def gather(self, part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
         """Collect every rank's part of `length` elements in `out` of `root`."""

@@ -17,7 +17,7 @@ order in which they were started. Nothing is sent; what a rank reads from the ot
 counted instead.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from mpitrain.comm.base.axis_operations import SLOT
 from mpitrain.comm.base.buffers import Array, copy, sum_in_order, typed_like
@@ -28,7 +28,8 @@ from mpitrain.comm.transports.protocol import TransportAxis
 from mpitrain.comm.transports.turnstile import Turnstile
 from mpitrain.comm.transports.window import Window
 
-Move = Callable[[int, int], None]  # of a piece, by way of a slot: 0 or 1
+# a rank, a region of its slots, and the buffer that is for what it puts there
+Taken = tuple[int, int, Array]
 
 
 def _window(axis: TransportAxis) -> Window:
@@ -37,24 +38,55 @@ def _window(axis: TransportAxis) -> Window:
     return axis.window
 
 
-def _through_slots(num_pieces: int, put: Move, take: Move, axis: TransportAxis) -> Steps:
-    """Move pieces through the slots.
+def _through_slots(
+    axis: TransportAxis,
+    like: Array,
+    longest: int,
+    puts: Mapping[int, Array],
+    takes: Sequence[Taken],
+    *,
+    regions: int = 1,
+    use: Callable[[list[Array], slice], None] | None = None,
+) -> Steps:
+    """Move buffers, each of at most `longest` elements like those of `like`, through the slots.
 
-    put(piece, half) before it is announced, take(piece, half) when everybody's part is there.
+    Piece by piece: the next one is put while the others still write this one.
 
-    The next piece is put while the others still write this one.
+    regions: equal ones, that a slot is divided into. puts: what this rank puts, by the region of its slots.
+    use: is given what `takes` has, and which elements these are; default: they are copied to its buffers.
     """
     window = _window(axis)
+    itemsize = like.dtype.itemsize
+    room = SLOT // regions // itemsize
+    num_pieces = -(-longest // room)
     first = window.piece
     window.piece += num_pieces
+
+    def place(rank: int, region: int, half: int, part: Array) -> Array:
+        memory = window.slots[rank][half][region * room * itemsize :]
+        return typed_like(like, memory[: len(part) * itemsize])
+
     for i in range(num_pieces + 1):
         if i < num_pieces:
             yield window.writable(first + i)
-            put(i, (first + i) % 2)
+            for region, x in puts.items():
+                part = x[i * room : (i + 1) * room]
+                copy(part, place(axis.rank, region, (first + i) % 2, part))
             window.publish(first + i)
         if i:
             yield window.written(first + i - 1)
-            take(i - 1, (first + i - 1) % 2)
+            at = slice((i - 1) * room, i * room)
+            parts = [x[at] for _, _, x in takes]
+            places = [
+                place(rank, region, (first + i - 1) % 2, part)
+                for (rank, region, _), part in zip(takes, parts)
+            ]
+            axis.account.num_bytes += sum(part.nbytes for part in parts)
+            if use is not None:
+                use(places, at)
+            else:
+                for source, part in zip(places, parts):
+                    copy(source, part)
             window.release(first + i - 1)
 
 
@@ -73,136 +105,57 @@ def _pass(turnstile: Turnstile, my_turn: Ready, steps: Steps) -> Steps:
 
 
 def _reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
-    bounds = split(len(x), axis.size)
-    slots = _window(axis).slots
-    size = axis.size
+    shards = messages.shards_of(x, axis)
     me = axis.rank
-    room = SLOT // size // x.dtype.itemsize  # elements of one rank's shard in one slot
-    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
+    others = _of_others(shards, axis)
 
-    def shard(rank: int, piece: int) -> Array:
-        return x[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
+    def add(parts: list[Array], at: slice) -> None:
+        sum_in_order([*parts[:me], shards[me][at], *parts[me:]], out[at])
 
-    def place(writer: int, half: int, rank: int, length: int) -> Array:
-        memory = slots[writer][half][rank * room * x.dtype.itemsize :]
-        return typed_like(x, memory[: length * x.dtype.itemsize])
+    takes = [(rank, me, shards[me]) for rank in others]
+    return _through_slots(axis, x, _longest(len(x), axis), others, takes, regions=axis.size, use=add)
 
-    def put(piece: int, half: int) -> None:
-        for rank in range(size):
-            if rank != me:
-                copy(shard(rank, piece), place(me, half, rank, len(shard(rank, piece))))
 
-    def take(piece: int, half: int) -> None:
-        own = shard(me, piece)
-        parts = [own if rank == me else place(rank, half, me, len(own)) for rank in range(size)]
-        axis.account.num_bytes += own.nbytes * (size - 1)
-        sum_in_order(parts, out[piece * room : (piece + 1) * room])
+def _of_others(shards: Sequence[Array], axis: TransportAxis) -> dict[int, Array]:
+    return {rank: shard for rank, shard in enumerate(shards) if rank != axis.rank}
 
-    yield from _through_slots(-(-longest // room), put, take, axis)
+
+def _longest(length: int, axis: TransportAxis) -> int:
+    """Return the elements of the longest part of `length`."""
+    return -(-length // axis.size)
 
 
 def _all_gather(out: Array, axis: TransportAxis) -> Steps:
-    bounds = split(len(out), axis.size)
-    slots = _window(axis).slots
-    room = SLOT // out.dtype.itemsize
-    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
-
-    def part(rank: int, piece: int) -> Array:
-        return out[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
-
-    def place(rank: int, half: int, like: Array) -> Array:
-        return typed_like(out, slots[rank][half][: len(like) * out.dtype.itemsize])
-
-    def put(piece: int, half: int) -> None:
-        copy(part(axis.rank, piece), place(axis.rank, half, part(axis.rank, piece)))
-
-    def take(piece: int, half: int) -> None:
-        for rank in range(axis.size):
-            if rank != axis.rank:
-                target = part(rank, piece)
-                axis.account.num_bytes += target.nbytes
-                copy(place(rank, half, target), target)
-
-    yield from _through_slots(-(-longest // room), put, take, axis)
+    shards = messages.shards_of(out, axis)
+    takes = [(rank, 0, shard) for rank, shard in _of_others(shards, axis).items()]
+    return _through_slots(axis, out, _longest(len(out), axis), {0: shards[axis.rank]}, takes)
 
 
 def _gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
     """Put every rank's part in its slots; only `root` takes them."""
-    bounds = split(length, axis.size)
-    slots = _window(axis).slots
-    room = SLOT // part.dtype.itemsize
-    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
-
-    def place(rank: int, half: int, num_elements: int) -> Array:
-        return typed_like(part, slots[rank][half][: num_elements * part.dtype.itemsize])
-
-    def put(piece: int, half: int) -> None:
-        if axis.rank != root:
-            mine = part[piece * room : (piece + 1) * room]
-            copy(mine, place(axis.rank, half, len(mine)))
-
-    def take(piece: int, half: int) -> None:
-        for rank in range(axis.size) if axis.rank == root else ():
-            if rank != root:
-                assert out is not None  # on the root
-                target = out[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
-                axis.account.num_bytes += target.nbytes
-                copy(place(rank, half, len(target)), target)
-
+    puts, takes = {0: part}, list[Taken]()
     if axis.rank == root:
         assert out is not None
-        copy(part, out[bounds[root] : bounds[root + 1]])
-    yield from _through_slots(-(-longest // room), put, take, axis)
+        shards = messages.shards_of(out, axis)
+        copy(part, shards[root])
+        puts, takes = {}, [(rank, 0, shard) for rank, shard in _of_others(shards, axis).items()]
+    yield from _through_slots(axis, part, _longest(length, axis), puts, takes)
 
 
 def _scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
     """Put the others' parts in the slots of `root`; each rank takes its own."""
-    bounds = split(length, axis.size)
-    slot_of = _window(axis).slots[root]
-    room = SLOT // axis.size // out.dtype.itemsize  # elements of one rank's part in one slot
-    longest = max(end - begin for begin, end in zip(bounds, bounds[1:]))
-
-    def place(rank: int, half: int, num_elements: int) -> Array:
-        memory = slot_of[half][rank * room * out.dtype.itemsize :]
-        return typed_like(out, memory[: num_elements * out.dtype.itemsize])
-
-    def put(piece: int, half: int) -> None:
-        for rank in range(axis.size) if axis.rank == root else ():
-            if rank != root:
-                assert x is not None  # on the root
-                source = x[bounds[rank] : bounds[rank + 1]][piece * room : (piece + 1) * room]
-                copy(source, place(rank, half, len(source)))
-
-    def take(piece: int, half: int) -> None:
-        if axis.rank != root:
-            target = out[piece * room : (piece + 1) * room]
-            axis.account.num_bytes += target.nbytes
-            copy(place(axis.rank, half, len(target)), target)
-
+    puts, takes = dict[int, Array](), [(root, axis.rank, out)]
     if axis.rank == root:
         assert x is not None
-        copy(x[bounds[root] : bounds[root + 1]], out)
-    yield from _through_slots(-(-longest // room), put, take, axis)
+        shards = messages.shards_of(x, axis)
+        copy(shards[root], out)
+        puts, takes = _of_others(shards, axis), []
+    yield from _through_slots(axis, out, _longest(length, axis), puts, takes, regions=axis.size)
 
 
 def _broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
-    room = SLOT // x.dtype.itemsize
-
-    def place(piece: int, half: int) -> tuple[Array, Array]:
-        part = x[piece * room : (piece + 1) * room]
-        return part, typed_like(x, _window(axis).slots[root][half][: len(part) * x.dtype.itemsize])
-
-    def put(piece: int, half: int) -> None:
-        if axis.rank == root:
-            copy(*place(piece, half))
-
-    def take(piece: int, half: int) -> None:
-        if axis.rank != root:
-            target, source = place(piece, half)
-            axis.account.num_bytes += target.nbytes
-            copy(source, target)
-
-    yield from _through_slots(-(-len(x) // room), put, take, axis)
+    is_root = axis.rank == root
+    return _through_slots(axis, x, len(x), {0: x} if is_root else {}, [] if is_root else [(root, 0, x)])
 
 
 def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
@@ -243,9 +196,8 @@ def all_reduce(x: Array, axis: TransportAxis) -> Steps:
 
 
 def _all_reduce_steps(x: Array, axis: TransportAxis) -> Steps:
-    bounds = split(len(x), axis.size)
     views = axis.views(x)
-    own = x[bounds[axis.rank] : bounds[axis.rank + 1]]
+    own = messages.own_shard(x, axis)
     if views is None:
         yield from _reduce_scatter(x, own, axis)
         yield from _all_gather(x, axis)
@@ -258,18 +210,17 @@ def _all_reduce_steps(x: Array, axis: TransportAxis) -> Steps:
 
 
 def _sum_shard(views: list[Array], out: Array, axis: TransportAxis) -> None:
-    begin, end = split(len(views[0]), axis.size)[axis.rank : axis.rank + 2]
     axis.account.num_bytes += out.nbytes * (axis.size - 1)
-    sum_in_order([view[begin:end] for view in views], out)
+    sum_in_order([messages.own_shard(view, axis) for view in views], out)
 
 
 def _fetch_shards(views: list[Array], out: Array, axis: TransportAxis) -> None:
     bounds = split(len(out), axis.size)
     for rank, view in enumerate(views):
         if rank != axis.rank:
-            part = out[bounds[rank] : bounds[rank + 1]]
-            axis.account.num_bytes += part.nbytes
-            copy(view[bounds[rank] : bounds[rank + 1]], part)
+            part = slice(*bounds[rank : rank + 2])
+            axis.account.num_bytes += out[part].nbytes
+            copy(view[part], out[part])
 
 
 def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:

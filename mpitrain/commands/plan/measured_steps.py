@@ -114,23 +114,14 @@ class MeasuredStep(NamedTuple):
         return self.products / (stated(expected, rates.tiles[kind]) if kind in rates.tiles else expected)
 
 
-def measured_step(
-    plan: Plan,
-    world: World,
-    guard: Guard,
-    steps: int = STEPS,
-    sign_of_life: Callable[[], None] = lambda: None,
-) -> MeasuredStep:
-    """Take so many steps, after one that isn't timed. Collective over all ranks of `world`.
-
-    sign_of_life: called before each step.
-    """
+def measured_step(plan: Plan, world: World, guard: Guard, steps: int = STEPS) -> MeasuredStep:
+    """Take so many steps, after one that isn't timed. Collective over all ranks of `world`."""
     placement = place(plan, world)
     way = way_of_messages(placement, world, plan.config.comm.device, TIMEOUT_S)
     mesh = build_mesh(plan, world.comm, guard.place, way, placement.use)
     mesh.keep_time(clock_of(placement.device))
     before = rate_of_products(placement.device, _type_of_products(plan))
-    seconds, waiting_s, load = _timed(plan, mesh, placement, world, guard, steps, sign_of_life)
+    seconds, waiting_s, load = _timed(plan, mesh, placement, world, guard, steps)
     mesh.free()
     after = rate_of_products(placement.device, _type_of_products(plan))
     rates = world.all_gather("how fast products are", (before + after) / 2)
@@ -143,13 +134,7 @@ def _type_of_products(plan: Plan) -> str:
 
 
 def _timed(
-    plan: Plan,
-    mesh: Mesh,
-    placement: DevicePlacement,
-    world: World,
-    guard: Guard,
-    steps: int,
-    sign_of_life: Callable[[], None],
+    plan: Plan, mesh: Mesh, placement: DevicePlacement, world: World, guard: Guard, steps: int
 ) -> tuple[float, float, CountedLoad | None]:
     """Return the seconds of a step, how long the rank that waited least stood still, and how unevenly
     experts were loaded. Collective.
@@ -167,7 +152,6 @@ def _timed(
     load = None
     actor.compute.recorded = [] if plan.loads else None
     for step in range(1, steps + 2):
-        sign_of_life()
         guard.place.enter("step", "between two steps")
         world.barrier("the beginning of a step")
         if step == 2:

@@ -7,12 +7,12 @@ waiting     of a step, where nothing hides messages: as measured, of the rank th
             predicted, exposed messages and the schedule's bubble
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from mpitrain.cluster.guard import Guard
-from mpitrain.comm.base.first_ranks import on_first_ranks
 from mpitrain.comm.base.world import World
 from mpitrain.commands.plan.measured_steps import MeasuredStep, measured_step
 from mpitrain.commands.plan.sweep_layouts import (
@@ -69,10 +69,15 @@ def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -
 def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> MeasuredStep:
     """Have the first ranks take steps; the others sleep. Collective over all ranks."""
 
-    def take_steps(part: World, sign_of_life: Callable[[], None]) -> MeasuredStep:
-        return measured_step(each.plan, part, guard, steps, sign_of_life)
-
-    return on_first_ranks(world, each.ranks, f"steps on the first {counted(each.ranks, 'ranks')}", take_steps)
+    place, limit_s = guard.place, guard.place.limit_s
+    if world.rank >= each.ranks:  # for however long that takes
+        place.name(place.who, math.inf)
+    what = f"steps on the first {counted(each.ranks, 'ranks')}"
+    found: MeasuredStep = world.on_first_ranks(
+        each.ranks, what, lambda part: measured_step(each.plan, part, guard, steps)
+    )
+    place.name(place.who, limit_s)
+    return found
 
 
 # ---------------------------------------------------------------- what is measured
