@@ -264,6 +264,33 @@ def test_tensorboard_resumes_in_another_file_and_has_each_step_once(tmp_path):
     assert len(list(tmp_path.glob("events.*"))) == 1
 
 
+def test_csv_continues_its_table_after_a_kill_and_has_each_step_once(tmp_path):
+    """The first logger was killed after a step of which nobody knew that it was logged, in the next row."""
+    from mpitrain.report.loggers.catalog import LoggedRun
+    from mpitrain.report.loggers.csv_files import CsvLogger
+
+    run = LoggedRun("run", tmp_path, {"run.steps": 3})
+    assert not CsvLogger.resumes(run)
+    table = tmp_path / "metrics.csv"
+    inodes = []
+    for of_start, steps in ((run, (0, 1, 2)), (run._replace(resumed=True), (2, 3))):
+        logger = CsvLogger(of_start)
+        for step in steps:
+            logger.log(step, {"train/loss": step / 4}, 1e9 + step)
+        logger.flush()
+        with table.open("a") as file:
+            file.write("30,1000000003.0,0.")
+        logger.end()
+        inodes.append(table.stat().st_ino)
+    assert inodes[0] == inodes[1]  # not written anew
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    rows, _ = csv_rows(tmp_path)
+    assert rows == {step: {"train/loss": step / 4} for step in range(4)}
+    assert CsvLogger.resumes(run)
+    table.write_text("other,columns\n")
+    assert not CsvLogger.resumes(run)
+
+
 def calls_of(run_dir):
     """Return the operations of each axis, by step."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -4,47 +4,91 @@ import csv
 import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from mpitrain.inputs import open_regular, replacing
 from mpitrain.report.loggers.catalog import LoggedRun
 
-FIRST = ("step", "time")
+METRICS = "metrics.csv"
+FIRST = ["step", "time"]
 
 
 class CsvLogger:
-    """metrics.csv has a column a name; one that comes later is empty in the rows before."""
+    """metrics.csv has a column a name; one that comes later is empty in the rows before.
+
+    A start that resumes continues the table.
+    """
 
     def __init__(self, run: LoggedRun):
-        self._path = run.folder / "metrics.csv"
+        self._path = run.folder / METRICS
+        self._resumes = run.resumed
         _write(run.folder / "config.csv", [("key", "value"), *run.config.items()])
-        self._begin([*FIRST], [])
+        if run.resumed:
+            self._open(_columns(self._path))
+        else:
+            self._begin(FIRST, ())
+
+    @classmethod
+    def resumes(cls, run: LoggedRun) -> bool:
+        """Return whether an earlier start has left a table."""
+        return _columns(run.folder / METRICS)[:2] == FIRST
 
     def log(self, step: int, values: Mapping[str, float], time: float) -> None:
         """Add a row."""
+        if self._resumes:
+            self._resumes = False
+            _cut(self._path, step)
         row = {"step": step, "time": time} | dict(values)
         if new := [name for name in row if name not in self._columns]:
             self._file.close()
             with open(open_regular(self._path), newline="", encoding="utf-8") as file:
-                _, *rows = csv.reader(file)
-            self._begin([*self._columns, *new], [[*row, *[""] * len(new)] for row in rows])
+                rows = csv.reader(file)
+                columns = next(rows)
+                self._begin([*columns, *new], ([*row, *[""] * len(new)] for row in rows))
         self._rows.writerow([row.get(name, "") for name in self._columns])
 
     def flush(self) -> None:
-        """Bring rows to the file."""
+        """Bring rows to the disk: a start that resumes isn't given them again."""
         self._file.flush()
+        os.fsync(self._file.fileno())
 
     def end(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _begin(self, columns: list[str], rows: Sequence[Sequence[str]]) -> None:
+    def _begin(self, columns: list[str], rows: Iterable[Sequence[str]]) -> None:
+        _write(self._path, chain([columns], rows))
+        self._open(columns)
+
+    def _open(self, columns: list[str]) -> None:
         self._columns = columns
-        _write(self._path, [columns, *rows])
         descriptor = open_regular(self._path, os.O_WRONLY | os.O_APPEND)
         self._file = os.fdopen(descriptor, "a", newline="", encoding="utf-8")
         self._rows = csv.writer(self._file)
+
+
+def _columns(path: Path) -> list[str]:
+    """Return the columns of a table; none if there is none."""
+    with (
+        suppress(OSError, ValueError, csv.Error),
+        open(open_regular(path), newline="", encoding="utf-8") as file,
+    ):
+        return next(csv.reader(file), [])
+    return []
+
+
+def _cut(path: Path, step: int) -> None:
+    """Drop rows from a step on, which a logger that was killed may have left, and a last one that it tore."""
+    with open(open_regular(path, os.O_RDWR), "r+b") as file:
+        end = len(file.readline())
+        for line in file:
+            if not line.endswith(b"\n") or int(line.partition(b",")[0]) >= step:
+                break
+            end += len(line)
+        file.truncate(end)
 
 
 def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:

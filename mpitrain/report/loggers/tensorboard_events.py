@@ -29,7 +29,8 @@ class TensorBoardLogger:
         rows = _rows(run)
         path = run.folder / f"events.out.tfevents.{now:.6f}.{socket.gethostname()}.{_digest(rows)}"
         descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        self._records = RecordWriter(os.fdopen(descriptor, "wb"))
+        self._file = os.fdopen(descriptor, "wb")
+        self._records = RecordWriter(self._file)
         self._write(Event(wall_time=now, file_version="brain.Event:2"))
         if not run.resumed:
             text = text_pb("config", f"| key | value |\n|---|---|\n{rows}")
@@ -50,8 +51,9 @@ class TensorBoardLogger:
         self._write(Event(wall_time=time, step=step, summary=Summary(value=scalars)))
 
     def flush(self) -> None:
-        """Bring events to the file."""
+        """Bring events to the disk: a start that resumes isn't given them again."""
         self._records.flush()
+        os.fsync(self._file.fileno())
 
     def end(self) -> None:
         """Close the file."""
