@@ -131,6 +131,8 @@ class Opening:
                 saved = newest_whole(world, folder, share, needs, self.notes.append, each)
                 memory = self._memory()
                 newest = self._newer_in_memory(memory, saved, needs, each)
+                if memory is not None:
+                    memory.note_resumed(newest.step if newest is not saved else 0)
                 if self.record:
                     world.on_first_rank(
                         "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)

@@ -11,8 +11,9 @@ Jobs ask it at their end (jobs/).
 A 0 alone isn't believed: a rank that a library ends by exit(0) can make it that of MPICH's mpirun.
 
 Progress is a newer checkpoint, a newer step in memory (recovery.every), or more tokens prepared: a
-large corpus takes several starts. What
-is counted is in ends.jsonl of the run directory, a line for each end: `time job code step tokens`.
+large corpus takes several starts. Of memory of other nodes it is the step after which the last start
+has resumed. What is counted is in ends.jsonl of the run directory, a line for each end: `time job code
+step tokens`.
 """
 
 import json
@@ -29,7 +30,7 @@ from mpitrain.cluster.rundir import RunDir, number_in, require_own, step_in
 from mpitrain.data.tokens import num_prepared
 from mpitrain.errors import BAD_INPUT, DONE, STOPPED_EARLY, CheckpointError
 from mpitrain.inputs import append_lines, open_regular, read_regular, shown
-from mpitrain.training.saving.memory_folder import newest_step_in_memory
+from mpitrain.training.saving.memory_folder import newest_step_in_memory, resumed_step
 
 # exit codes of this command: for `&&`
 AGAIN = 0
@@ -56,7 +57,8 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     step = max(find(rundir.checkpoints), default=0)
     if code == DONE and step >= run.steps:
         return ENOUGH, "done"
-    in_memory = newest_step_in_memory(rundir)
+    in_memory, resumed = newest_step_in_memory(rundir), resumed_step(rundir)
+    newest = max(step, in_memory, resumed)
     noted = _noted(rundir.ends)
     tokens = num_prepared(rundir.data)
     end = {
@@ -65,19 +67,20 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
         "reached": _reached(rundir.metrics),  # last step of metrics.jsonl; what isn't saved is lost
         "job": job_of_scheduler(),  # the scheduler's number of the job
         "code": code,  # exit code of the run
-        "step": max(step, in_memory),  # step of the newest checkpoint, or of copies in memory
+        "step": newest,  # step of the newest checkpoint, or of copies in memory
         "tokens": tokens,  # tokens of the corpus that are prepared
     }
     _note(rundir.ends, end)
-    steps, all_tokens = zip(*noted, (max(step, in_memory), tokens))
+    steps, all_tokens = zip(*noted, (newest, tokens))
     verdict = judge(steps, most, all_tokens)
     line = (
         f"the newest checkpoint is of step {step}"
         if step or not tokens
         else f"{tokens:,} tokens are prepared, no step is saved"
     )
-    if in_memory > step:
-        line = f"{line}, step {in_memory} is in memory"
+    if newest > step:
+        where = "is in memory" if newest == in_memory else "was in memory when it was started"
+        line = f"{line}, step {newest} {where}"
     is_short = code == STOPPED_EARLY and not verdict.again
     too_short = " or, if they left for want of time, ask for more" * is_short
     no_end = f"; run.steps = {run.steps}, so it isn't done" if code == DONE else ""

@@ -6,7 +6,8 @@
         copies-5d1c/shard-0.bin           its two newest copies, byte for byte
         step-00000057                     the checkpoint that a start has made of copies
     /dev/shm/mpitrain-3f9a2c61d0b47e58.4  the same of the node whose first rank was 4
-    runs/my/recovery.json                 names the first; without it nothing is read there
+    runs/my/recovery.json                 names the first; without it nothing is read there; and the
+                                          step in memory after which the last start has resumed
 
 A copied run directory names a folder of another run, and one that was removed names none: neither
 is resumed from what isn't its own. A copy counts if its two marks say the same step: a rank that is
@@ -23,7 +24,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -216,13 +217,25 @@ class CopyFile:
 # ---------------------------------------------------------------- folders of a run
 
 
+def _noted(rundir: RunDir) -> dict[str, Any]:
+    """Return what recovery.json says; what no run has written is nothing."""
+    try:
+        noted = json.loads(read_regular(rundir.recovery, MOST_BYTES))
+        return noted if isinstance(noted, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
 def named_folder(rundir: RunDir) -> Path | None:
     """Return the folder in memory that a run directory names; None: it names none."""
-    try:
-        folder = Path(json.loads(read_regular(rundir.recovery, MOST_BYTES))["folder"])
-        return folder if folder.name.startswith(PREFIX) else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+    folder = _noted(rundir).get("folder")
+    return Path(folder) if isinstance(folder, str) and Path(folder).name.startswith(PREFIX) else None
+
+
+def resumed_step(rundir: RunDir) -> int:
+    """Return the step in memory after which the last start has resumed; 0 for none."""
+    step = _noted(rundir).get("resumed")
+    return step if type(step) is int and step > 0 else 0
 
 
 def memory_folders(rundir: RunDir) -> list[Path]:
@@ -343,6 +356,16 @@ class NodeMemory:
         """Do something on the first rank of each node. An InputError is raised on all ranks."""
         self.world.on_every_rank(what, action if self.leads else _nothing)
 
+    def note_resumed(self, step: int) -> None:
+        """Note after which step in memory this start resumes, for who doesn't see it; 0: after none."""
+
+        def note() -> None:
+            with suppress(OSError):  # the run resumes all the same
+                if step != resumed_step(self._rundir):
+                    self._note({**_noted(self._rundir), "resumed": step})
+
+        self.world.on_first_rank("noting the step in memory", note)
+
     def remove_copies(self) -> None:
         """Remove what starts have copied, of this node. For its first rank."""
         for folder in self.folders():
@@ -379,9 +402,12 @@ class NodeMemory:
         if used and named is not None:
             return named
         folder = Path(parent).absolute() / f"{PREFIX}{secrets.token_hex(8)}"
-        with replacing(self._rundir.recovery) as file:
-            file.write((json.dumps({"folder": str(folder)}) + "\n").encode())
+        self._note({"folder": str(folder)})
         return folder
+
+    def _note(self, noted: Mapping[str, Any]) -> None:
+        with replacing(self._rundir.recovery) as file:
+            file.write((json.dumps(noted) + "\n").encode())
 
     def _make(self, folder: Path, parent: str) -> None:
         if _is_own(folder, self._rundir):
