@@ -253,6 +253,27 @@ def test_what_is_lost_is_the_step_under_way(tmp_path, text):
     assert not folder.exists()
 
 
+ELSEWHERE = 'mv "$0.elsewhere" "$0"; "$@"; code=$?; mv "$0" "$0.elsewhere"; exit $code'
+
+
+def test_a_run_whose_copies_are_on_other_nodes_alone_is_not_given_up(tmp_path, text):
+    """The folder of the copies is there while ranks run, and not when it is decided whether to go on."""
+    run_dir, memory = tmp_path / "run", tmp_path / "memory"
+    (tmp_path / "memory.elsewhere").mkdir()
+    settings = SETTINGS | dict(run_save_every=0, parallel_dp=2, recovery_folder=memory)
+    supervise, start = supervised(2, run_dir, text, settings)[:4], supervised(2, run_dir, text, settings)[4:]
+    whole = run_tiny(2, tmp_path / "whole", text, **settings | dict(recovery_every=0))
+    with started(0, *supervise, "sh", "-c", ELSEWHERE, memory, *start, forked=False) as job:
+        for step in (3, 6, 9, 12):  # more starts than may follow one another without progress
+            wait_for_step(job, run_dir, step)
+            with suppress(ProcessLookupError, AssertionError):
+                job.signal(max(job.ranks()), signal.SIGKILL)
+        done = job.wait(120)
+    assert done.returncode == whole.returncode == 0, tail(done.output)
+    assert "was in memory when it was started: again, start 5" in done.output, tail(done.output)
+    assert loss_lines(run_dir) == loss_lines(tmp_path / "whole")
+
+
 def test_a_step_that_is_saved_is_copied_too(tmp_path, text):
     """Its checkpoint is committed some steps later."""
     run_dir = tmp_path / "run"
@@ -393,6 +414,33 @@ def test_instead_of_a_damaged_copy_the_partner_s_is_used_or_the_one_before(
     assert "part 0 of step" in done.output and "has another digest than it was made" in done.output
     assert (f"resuming after step {step} of " in done.output) == bool(step), tail(done.output)
     assert loss_lines(run_dir) == loss_lines(tmp_path / "whole"), tail(done.output)
+
+
+def test_a_node_without_room_for_a_checkpoint_in_memory_keeps_nothing_of_it(tmp_path, text):
+    """Node 1 is new, node 0 has the checkpoint that an earlier start made: files of node 1 can't grow."""
+    run_dir = tmp_path / "run"
+    settings = SETTINGS | LAYOUTS[0][1] | dict(comm_node_ranks=1, run_save_every=0, run_steps=1000)
+    settings |= dict(model_width=384, model_layers=3)  # a shard is larger than what MPI's files may take
+    for every, is_reached in (
+        (1, lambda text: lines_in(run_dir) >= 6),
+        (10_000, lambda text: "resuming after step" in text),
+    ):
+        given = tiny(run_dir, text, **settings | dict(recovery_every=every))
+        with started(2, MPITRAIN, "run", *given) as job:
+            job.wait_for(lambda is_reached=is_reached: is_reached(job.text()), 60)
+            for pid in job.ranks():  # not job.kill(), which removes what it has mapped
+                job.signal(pid, signal.SIGKILL)
+            job.wait(60)
+    folders = memory_folders(RunDir(run_dir))
+    assert [len(list(folder.glob("step-*"))) for folder in folders] == [1, 1]
+    subprocess.run(["rm", "-rf", folders[1]], check=True)
+    limited = ["sh", "-c", 'test "$PMI_RANK" = 0 || ulimit -f 9216; exec "$@"', "sh"]
+    with started(2, *limited, MPITRAIN, "run", *given, forked=False) as job:
+        job.wait_for(lambda: "training on" in job.text() and lines_in(run_dir) == 2, 60)
+        assert not list(folders[1].glob("step-*")), tail(job.text())
+        done = job.text()
+    assert "not from memory: " in done and "File too large" in done, tail(done)
+    subprocess.run(["rm", "-rf", *folders], check=True)
 
 
 def test_where_memory_has_no_room_the_run_has_no_copies(tmp_path, text):

@@ -11,8 +11,8 @@ A node that is new has nothing at first, and everything in the end.
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -176,12 +176,21 @@ def _inventory(memory: NodeMemory) -> NodeInventory:
     return NodeInventory(memory.first, memory.ranks, saved, shards)
 
 
+@contextmanager
+def _making(memory: NodeMemory, step: int) -> Iterator[Path]:
+    """Give the temporary folder of a step on this node; an error of all ranks removes it. Collective."""
+    tmp = memory.own_folder / f"{name_of(step)}{TMP}"
+    try:
+        yield tmp
+    except (CheckpointError, StorageError):  # memory was short, for example
+        memory.on_each_node("removing what was written", lambda: remove(tmp))
+        raise
+
+
 def _make_checkpoint(
     memory: NodeMemory, nodes: Sequence[NodeInventory], copied: CopiedStep, starts: Mapping[str, CopiedStart]
 ) -> None:
     """Write the shards that this rank is to write, send them to other nodes, and commit the step."""
-    world = memory.world
-    tmp = memory.own_folder / f"{name_of(copied.step)}{TMP}"
     mine = _written_by(memory, nodes, copied)
 
     def begin() -> None:
@@ -193,19 +202,15 @@ def _make_checkpoint(
         for number in mine:
             save.write_shard(tmp, number, _parts(starts[copied.start].shards[number][0], number, copied.step))
 
-    def commit() -> None:
-        save.commit(tmp, meta, len(copied.holders), about=about)
-
-    try:
+    with _making(memory, copied.step) as tmp:
         memory.on_each_node("making a folder in memory", begin)
-        world.on_every_rank("writing what was copied", write)
+        memory.world.on_every_rank("writing what was copied", write)
         to_others = [node.first for node in nodes if node.first != memory.first]
-        _send(memory, tmp, [tmp / file_name(number) for number in mine], to_others)
+        _send(memory, tmp, (tmp / file_name(number) for number in mine), to_others)
         meta, about = _meta_of(memory, starts, copied, mine)
-        memory.on_each_node("committing what was copied", commit)
-    except (CheckpointError, StorageError):  # alike on all ranks: memory was short, for example
-        memory.on_each_node("removing what was written", lambda: remove(tmp))
-        raise
+        memory.on_each_node(
+            "committing what was copied", lambda: save.commit(tmp, meta, len(copied.holders), about=about)
+        )
     memory.on_each_node("removing what was copied", memory.remove_copies)
 
 
@@ -221,12 +226,15 @@ def _meta_of(
     memory: NodeMemory, starts: Mapping[str, CopiedStart], copied: CopiedStep, mine: Sequence[int]
 ) -> tuple[dict, StepInfo]:
     """Return what the step says besides arrays, of the rank that writes its first shard."""
-    own = None
-    if 0 in mine:
+
+    def read() -> tuple[dict, str, dict] | None:
+        if 0 not in mine:
+            return None
         manifest, copies = read_copy(starts[copied.start].shards[0][0], 0)
-        meta = copies.meta(copies.generation_of(copied.step))
-        own = meta, manifest.config, manifest.writer
-    metas = memory.world.all_gather("what was copied", own)
+        return copies.meta(copies.generation_of(copied.step)), manifest.config, manifest.writer
+
+    what = "reading what was copied"
+    metas = memory.world.all_gather(what, memory.world.on_every_rank(what, read))
     meta, config, writer = next(filter(None, metas))
     return meta, StepInfo(config, writer)
 
@@ -235,41 +243,35 @@ def _complete_nodes(memory: NodeMemory, nodes: Sequence[NodeInventory], copied: 
     """Send a checkpoint that an earlier start has made to the nodes that haven't got it."""
     (holder,) = copied.holders.values()
     lacking = [node.first for node in nodes if copied.step not in node.saved]
-    if not lacking:
-        return
-    tmp = memory.own_folder / f"{name_of(copied.step)}{TMP}"
     lacks = memory.first in lacking
-    files: list[Path] = []
-    if memory.leads and memory.first == nodes[holder].first:
-        files = sorted(path for path in nodes[holder].saved[copied.step].iterdir() if path.is_file())
-
-    def begin() -> None:
-        if lacks:
-            save.begin(memory.own_folder, copied.step)
-
-    def commit() -> None:
-        if lacks:
-            publish(tmp)
-
-    memory.on_each_node("making a folder in memory", begin)
-    _send(memory, tmp, files, lacking)
-    memory.on_each_node("committing what was copied", commit)
+    sends = memory.leads and memory.first == nodes[holder].first
+    files = _files_in(nodes[holder].saved[copied.step]) if sends else ()
+    with _making(memory, copied.step) as tmp:
+        memory.on_each_node(
+            "making a folder in memory", lambda: lacks and save.begin(memory.own_folder, copied.step)
+        )
+        _send(memory, tmp, files, lacking)
+        memory.on_each_node("committing what was copied", lambda: lacks and publish(tmp))
 
 
-def _send(memory: NodeMemory, folder: Path, files: Sequence[Path], receivers: Sequence[int]) -> None:
+def _files_in(folder: Path) -> Iterator[Path]:
+    yield from sorted(path for path in folder.iterdir() if path.is_file())
+
+
+def _send(memory: NodeMemory, folder: Path, files: Iterable[Path], receivers: Sequence[int]) -> None:
     """Send files to the folder of other nodes, piece by piece. Collective over all ranks."""
     world = memory.world
-    sizes = [path.stat().st_size for path in files] if receivers else []
-    rounds = max(world.all_gather("what is sent from memory", sum(-(-size // PIECE) for size in sizes)))
-    pieces = _pieces(files if receivers else [])
-    for _ in range(rounds):
-        piece = next(pieces, None)
+    pieces = _pieces(files if receivers else ())
+    while True:
+        piece = world.on_every_rank("reading what is in memory", lambda: next(pieces, None))
+        if not any(world.all_gather("what is sent from memory", piece is not None)):
+            return
         sent = [piece if rank in receivers else None for rank in range(world.size)]
         received = world.all_to_all("sending what is in memory", sent)
         world.on_every_rank("writing what was sent", partial(_append, folder, received))
 
 
-def _pieces(files: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
+def _pieces(files: Iterable[Path]) -> Iterator[tuple[str, bytes]]:
     for path in files:
         with open(open_regular(path), "rb") as file:
             while piece := file.read(PIECE):
