@@ -23,7 +23,7 @@ from mpitrain.comm.base.mpi_errors import error_in_status, error_of_operation
 from mpitrain.comm.base.world import NULL_REPORTER, ExpectedAction, StatusReporter
 from mpitrain.comm.meters.account import Account
 from mpitrain.comm.meters.clocks import Mark, Spans
-from mpitrain.errors import HangError
+from mpitrain.errors import HangError, MeshError
 
 # one that has waiting_on(), too, tells which ranks it waits for; any other is a turn in a queue
 Ready = Callable[[], bool]
@@ -292,9 +292,13 @@ class Progress:
         Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone.
 
         first: what the thread does before it enters MPI. An error there is raised here.
+        Raises MeshError if no thread can be started.
         """
         self._thread = ProgressThread(comm, self, first)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            raise MeshError('comm.progress = "thread": no thread can be started; use "poll"') from None
         self._thread.ready()
 
     def stop_thread(self) -> None:

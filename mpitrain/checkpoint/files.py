@@ -18,6 +18,7 @@ from h5py import h5d, h5p, h5s
 
 from mpitrain.checkpoint.dtypes import to_hdf5
 from mpitrain.checkpoint.hdf5_bytes import FILE, ForeignError
+from mpitrain.cluster.threads import submitted
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import open_regular, shown
 
@@ -104,7 +105,7 @@ class Filler:
             file.id, name.encode(), kind, space, ROOM_AT_ONCE, INTERMEDIATE_GROUPS
         ).get_offset()
         if offset is not None:  # there are numbers in it
-            self._writing.append(self._submitted(offset, array))
+            self._writing.append(submitted(self._pool, self._write, offset, array))
 
     def wait(self, ahead: int) -> None:
         """Wait until at most so many arrays are to be written. Raises OSError."""
@@ -117,16 +118,6 @@ class Filler:
     def close(self) -> None:
         """Wait for what is being written, and write no more."""
         self._pool.shutdown(cancel_futures=True)
-
-    def _submitted(self, offset: int, array: np.ndarray) -> Future[int]:
-        """Have the thread write; without one, write here."""
-        try:
-            return self._pool.submit(self._write, offset, array)
-        except RuntimeError:  # no thread can be started; what was submitted is cancelled
-            self.close()
-        written = Future()
-        written.set_result(self._write(offset, array))
-        return written
 
     def _write(self, offset: int, array: np.ndarray) -> int:
         content = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))

@@ -1,4 +1,4 @@
-"""How many threads a rank computes with.
+"""How many threads a rank computes with, and what is done where none can be started.
 
 One unless asked for more: what a rank allocates is first touched by its own thread, so it lies in
 the NUMA domain to which the launcher has bound the rank (mpirun --bind-to, srun --cpu-bind).
@@ -7,12 +7,16 @@ No torch, so that a wrong number is refused before all ranks load it.
 """
 
 import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from mpitrain.config import MOST_THREADS, Run
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import shown
 
 VARIABLE = "OMP_NUM_THREADS"
+T = TypeVar("T")
 
 
 def num_threads(run: Run) -> int:
@@ -33,6 +37,20 @@ def num_threads(run: Run) -> int:
             "unset it, or set run.threads"
         )
     return numbers[0]
+
+
+def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *given: object) -> Future[T]:
+    """Have the one thread of a pool call something; where none can be started, call it at once."""
+    try:
+        return pool.submit(call, *given)
+    except RuntimeError:
+        pool.shutdown(cancel_futures=True)  # what was submitted is still in its queue
+    done = Future[T]()
+    try:
+        done.set_result(call(*given))
+    except Exception as error:
+        done.set_exception(error)
+    return done
 
 
 def _number(word: str) -> int:

@@ -106,7 +106,8 @@ class _Rounds:
         self._streams = OpenStreams()
         recovery = self._config.recovery
         unit = ranks_of_replica(self._config) if recovery.shrink else 0
-        self._spares = SpareRanks(joined.world.comm, recovery.spares, unit)
+        with guard.place.waiting("for all ranks: their hosts"):
+            self._spares = SpareRanks(joined.world.comm, recovery.spares, unit)
         guard.watchdog.expect_spares()
         # Open MPI's hangs now and then when a rank has died; mpirun --with-ft ulfm needs none
         guard.finalizes = False
@@ -130,7 +131,8 @@ class _Rounds:
         spares = self._spares
         self._error = self._world = None
         try:
-            spares.make_layout()
+            with self._place.waiting("for all ranks that live, to begin a round"):
+                spares.make_layout()
             if spares.place == SPARE:
                 return self._wait()
             code = self._take_part()

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mpitrain.actor.actor import Actor
+from mpitrain.cluster.threads import submitted
 from mpitrain.data.mixture import Samplers, batch_slots
 from mpitrain.data.token_rows import TokenRows
 from mpitrain.parallel.microbatch import Microbatch
@@ -37,7 +38,7 @@ class StepRows:
     def read_ahead(self, sampler: Samplers, first: int) -> None:
         """Begin to read the rows of a later step."""
         if self._actor.cutter.needs_tokens(self._separate):
-            self._ahead = sampler, first, self._pool.submit(self.rows, sampler, first)
+            self._ahead = sampler, first, submitted(self._pool, self.rows, sampler, first)
 
     def microbatches(self, sampler: Samplers, first: int, most: int | None = None) -> list[Microbatch]:
         """Return this rank's microbatches of the step that begins at place `first` of the order.

@@ -5,6 +5,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
+from mpitrain.cluster.threads import submitted
+
 
 class Syncing:
     """Syncs files one after the other, each once it is written. Owns what it was given until close()."""
@@ -18,15 +20,7 @@ class Syncing:
 
         Where no thread can be started, it is synced when this returns.
         """
-        try:
-            done = self._pool.submit(_sync, file)
-        except RuntimeError:
-            done = Future()
-            try:
-                done.set_result(_sync(file))
-            except OSError as error:
-                done.set_exception(error)
-        self._files.append((path, done))
+        self._files.append((path, submitted(self._pool, _sync, file)))
 
     def wait(self) -> None:
         """Wait until all files are on the disk. Raises OSError, with the name of one that isn't."""

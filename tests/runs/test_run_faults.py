@@ -164,15 +164,19 @@ def test_a_fault_of_one_rank_ends_the_job_with_one_report(tmp_path, text, counte
 
 
 @LONG
-def test_a_save_that_can_have_no_thread_is_made_in_the_foreground(tmp_path, text, counted):
+@pytest.mark.parametrize(("rank", "phase"), [(1, "step"), (0, "build")])
+def test_a_rank_that_can_have_no_thread_saves_reads_and_logs_in_the_foreground(
+    tmp_path, text, counted, rank, phase
+):
     _, _, losses = counted
-    plan = {"rank": 1, "phase": "step", "call": 50, "fault": "no threads"}
-    done = run(tmp_path / "run", text, plan, comm_timeout_s=60)
+    plan = {"rank": rank, "phase": phase, "call": 50, "fault": "no threads"}
+    done = run(tmp_path / "run", text, plan, comm_timeout_s=60, run_loggers='["csv"]')
     assert done.returncode == 0 and loss_lines(tmp_path / "run") == losses, tail(done.output)
     warned = re.findall(
-        r"mpitrain: rank 1 .*: no thread can be started, writing a shard of step (\d) in the foreground",
+        rf"mpitrain: rank {rank} .*: no thread can be started, writing a shard of step (\d) in the fore",
         done.output,
     )
+    assert len((tmp_path / "run/loggers/csv/metrics.csv").read_text().splitlines()) == 8
     assert warned == ["2", "4", "6"], tail(done.output)
     assert "(ulimit -u)" in done.output, tail(done.output)
     assert "Traceback" not in done.output, tail(done.output)

@@ -35,9 +35,14 @@ class Loggers:
 
     def advance(self) -> str:
         """Start them after the first step; return what is to be said of one that has failed."""
-        if self._names and self._starting is None:
-            self._starting = threading.Thread(target=self._start, daemon=True)
-            self._starting.start()
+        if names := self._names:
+            self._names = []
+            starting = threading.Thread(target=self._start, args=(names,), daemon=True)
+            try:
+                starting.start()
+                self._starting = starting
+            except RuntimeError:  # no thread can be started: this step waits until they are
+                self._start(names)
         words = [self._not_started.pop() for _ in [*self._not_started]]
         for name, child in [*self._running.items()]:
             if child.poll() is not None:
@@ -47,6 +52,7 @@ class Loggers:
 
     def end(self, patience_s: float = PATIENCE_S) -> str:
         """Let them log the last lines, in patience_s at most; return what is to be said."""
+        end = time.monotonic() + patience_s
         words = [self.advance()] if patience_s else []
         if self._starting is not None:
             self._starting.join(patience_s)
@@ -54,7 +60,6 @@ class Loggers:
         for child in self._running.values():
             with suppress(OSError):
                 child.stdin.close()
-        end = time.monotonic() + patience_s
         for name, child in [*self._running.items()] if patience_s else ():
             try:
                 code = child.wait(max(0.0, end - time.monotonic()))
@@ -68,8 +73,8 @@ class Loggers:
         self._running.clear()
         return "\n".join(filter(None, words))
 
-    def _start(self) -> None:
-        for name in self._names:
+    def _start(self, names: Sequence[str]) -> None:
+        for name in names:
             try:
                 self._running[name] = self._started(name)
             except OSError as error:
