@@ -176,11 +176,13 @@ class Axis:
         return self._tag
 
     def transport(self, x: Array) -> LevelTransport:
-        """Choose the transport module for a buffer: two levels where the axis lies on several nodes."""
+        """Choose the transport module for a buffer: two levels on several nodes, else one."""
         return self.one_level(x) if self.nodes is None else levels
 
     def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
-        """Choose it as if there were no nodes, by where the buffer lies, its size, and what was asked for.
+        """Choose it as if there were no nodes.
+
+        By where the buffer lies, its size, and what the user asked for.
 
         pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice
         can't depend on it: messages.

@@ -156,7 +156,7 @@ def exchange_and_sum(exchange: ExchangeFunction, x: Array, out: Array, axis: Tra
 
 
 def copied(x: Array, out: Array, further: Iterable[Ready] = ()) -> Steps:
-    """Copy `x`, rounded if need be, over `out`, when the steps before are over; then run `further` ones."""
+    """Copy `x`, rounded if need be, over `out` after the steps before, and run `further` ones."""
     copy(x, out)
     yield from further
 

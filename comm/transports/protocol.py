@@ -61,7 +61,10 @@ class ExchangeFunction(Protocol):
 
 
 class LevelTransport(Protocol):
-    """What can go in two levels. Each operation takes what it is matched by and returns its steps."""
+    """What can go in two levels.
+
+    Each operation takes what it is matched by and returns its steps.
+    """
 
     def reduce_scatter(self, x: Array, out: Array, axis: TransportAxis) -> Steps:
         """Write the sum over the axis of the own shard of `x` to `out`."""

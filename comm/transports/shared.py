@@ -52,8 +52,9 @@ def _through_slots(
 
     Piece by piece: the next one is put while the others still write this one.
 
-    regions: equal ones, that a slot is divided into. puts: what this rank puts, by the region of its slots.
-    use: is given what `takes` has, and which elements these are; default: they are copied to its buffers.
+    regions: equal ones, that a slot is divided into.
+    puts: what this rank puts, by the region of its slots.
+    use: is given what `takes` has, and which elements these are; default: copies to its buffers.
     """
     window = _window(axis)
     itemsize = like.dtype.itemsize
@@ -113,7 +114,8 @@ def _reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
         sum_in_order([*parts[:me], shards[me][at], *parts[me:]], out[at])
 
     takes = [(rank, me, shards[me]) for rank in others]
-    return _through_slots(axis, x, _longest(len(x), axis), others, takes, regions=axis.size, use=add)
+    longest = _longest(len(x), axis)
+    return _through_slots(axis, x, longest, others, takes, regions=axis.size, use=add)
 
 
 def _of_others(shards: Sequence[Array], axis: TransportAxis) -> dict[int, Array]:
@@ -154,8 +156,9 @@ def _scatter(x: Array | None, out: Array, length: int, root: int, axis: Transpor
 
 
 def _broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
-    is_root = axis.rank == root
-    return _through_slots(axis, x, len(x), {0: x} if is_root else {}, [] if is_root else [(root, 0, x)])
+    if axis.rank == root:
+        return _through_slots(axis, x, len(x), {0: x}, [])
+    return _through_slots(axis, x, len(x), {}, [(root, 0, x)])
 
 
 def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:

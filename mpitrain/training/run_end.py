@@ -28,7 +28,8 @@ from mpitrain.training.trainer import Trainer
 def finish(trainer: Trainer, calibration: CalibrationFile | None = None) -> int:
     """Print the summary after the last step; return the exit code. Collective over all ranks."""
     code = _summarised(trainer, calibration)
-    place, patience_s = trainer.place, {STAY: PATIENCE_S, HURRY: 0.0}.get(trainer.urgency, HURRIED_S)
+    place = trainer.place
+    patience_s = {STAY: PATIENCE_S, HURRY: 0.0}.get(trainer.urgency, HURRIED_S)
     place.name(place.who, max(place.limit_s, 2 * patience_s))  # this rank does nothing meanwhile
     with place.at("end", "waiting for loggers", BUSY):
         trainer.report.say(trainer.opened.loggers.end(patience_s))

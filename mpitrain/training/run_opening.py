@@ -130,9 +130,7 @@ class Opening:
 
                 saved = newest_whole(world, folder, share, needs, self.notes.append, each)
                 memory = self._memory()
-                newest = self._newer_in_memory(memory, saved, needs, each)
-                if memory is not None:
-                    memory.note_resumed(newest.step if newest is not saved else 0)
+                newest = self._newest(memory, saved, needs, each)
                 if self.record:
                     world.on_first_rank(
                         "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)
@@ -197,6 +195,19 @@ class Opening:
             world.on_every_rank(
                 "opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size)
             )
+
+    def _newest(
+        self,
+        memory: NodeMemory | None,
+        saved: Newest,
+        needs: Mapping[str, Any],
+        each: Callable[[str], object],
+    ) -> Newest:
+        """Return the newest checkpoint, in memory or `saved`, and note it. Collective."""
+        newest = self._newer_in_memory(memory, saved, needs, each)
+        if memory is not None:
+            memory.note_resumed(0 if newest is saved else newest.step)
+        return newest
 
     def _newer_in_memory(
         self,

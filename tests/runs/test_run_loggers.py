@@ -265,7 +265,7 @@ def test_tensorboard_resumes_in_another_file_and_has_each_step_once(tmp_path):
 
 
 def test_csv_continues_its_table_after_a_kill_and_has_each_step_once(tmp_path):
-    """The first logger was killed after a step of which nobody knew that it was logged, in the next row."""
+    """The first logger was killed in a row, after one of which nobody knew."""
     from mpitrain.report.loggers.catalog import LoggedRun
     from mpitrain.report.loggers.csv_files import CsvLogger
 

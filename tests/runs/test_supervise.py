@@ -257,11 +257,12 @@ ELSEWHERE = 'mv "$0.elsewhere" "$0"; "$@"; code=$?; mv "$0" "$0.elsewhere"; exit
 
 
 def test_a_run_whose_copies_are_on_other_nodes_alone_is_not_given_up(tmp_path, text):
-    """The folder of the copies is there while ranks run, and not when it is decided whether to go on."""
+    """The folder of the copies is there while ranks run, and not when starts are counted."""
     run_dir, memory = tmp_path / "run", tmp_path / "memory"
     (tmp_path / "memory.elsewhere").mkdir()
     settings = SETTINGS | dict(run_save_every=0, parallel_dp=2, recovery_folder=memory)
-    supervise, start = supervised(2, run_dir, text, settings)[:4], supervised(2, run_dir, text, settings)[4:]
+    command = supervised(2, run_dir, text, settings)
+    supervise, start = command[:4], command[4:]
     whole = run_tiny(2, tmp_path / "whole", text, **settings | dict(recovery_every=0))
     with started(0, *supervise, "sh", "-c", ELSEWHERE, memory, *start, forked=False) as job:
         for step in (3, 6, 9, 12):  # more starts than may follow one another without progress
@@ -417,7 +418,7 @@ def test_instead_of_a_damaged_copy_the_partner_s_is_used_or_the_one_before(
 
 
 def test_a_node_without_room_for_a_checkpoint_in_memory_keeps_nothing_of_it(tmp_path, text):
-    """Node 1 is new, node 0 has the checkpoint that an earlier start made: files of node 1 can't grow."""
+    """Node 1 is new and its files can't grow; node 0 has what an earlier start made."""
     run_dir = tmp_path / "run"
     settings = SETTINGS | LAYOUTS[0][1] | dict(comm_node_ranks=1, run_save_every=0, run_steps=1000)
     settings |= dict(model_width=384, model_layers=3)  # a shard is larger than what MPI's files may take

@@ -11,9 +11,9 @@ Jobs ask it at their end (jobs/).
 A 0 alone isn't believed: a rank that a library ends by exit(0) can make it that of MPICH's mpirun.
 
 Progress is a newer checkpoint, a newer step in memory (recovery.every), or more tokens prepared: a
-large corpus takes several starts. Of memory of other nodes it is the step after which the last start
-has resumed. What is counted is in ends.jsonl of the run directory, a line for each end: `time job code
-step tokens`.
+large corpus takes several starts. Of memory of other nodes it is the step after which the last
+start has resumed. What is counted is in ends.jsonl of the run directory, a line for each end:
+`time job code step tokens`.
 """
 
 import json

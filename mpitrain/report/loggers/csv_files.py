@@ -81,7 +81,7 @@ def _columns(path: Path) -> list[str]:
 
 
 def _cut(path: Path, step: int) -> None:
-    """Drop rows from a step on, which a logger that was killed may have left, and a last one that it tore."""
+    """Drop rows from a step on, which a killed logger may have left, and one that it tore."""
     with open(open_regular(path, os.O_RDWR), "r+b") as file:
         end = len(file.readline())
         for line in file:

@@ -178,7 +178,7 @@ def _inventory(memory: NodeMemory) -> NodeInventory:
 
 @contextmanager
 def _making(memory: NodeMemory, step: int) -> Iterator[Path]:
-    """Give the temporary folder of a step on this node; an error of all ranks removes it. Collective."""
+    """Give the temporary folder of a step on this node; an error removes it. Collective."""
     tmp = memory.own_folder / f"{name_of(step)}{TMP}"
     try:
         yield tmp

@@ -357,7 +357,7 @@ class NodeMemory:
         self.world.on_every_rank(what, action if self.leads else _nothing)
 
     def note_resumed(self, step: int) -> None:
-        """Note after which step in memory this start resumes, for who doesn't see it; 0: after none."""
+        """Note after which step in memory this start resumes; 0: after none."""
 
         def note() -> None:
             with suppress(OSError):  # the run resumes all the same
