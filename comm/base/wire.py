@@ -200,7 +200,11 @@ def _parts(
     if operation == "reduce" and small:
         return [num_bytes] * (not is_root)
     shards = [length * itemsize for length in _lengths(num_bytes // itemsize, size)]
-    to_reduce, to_gather = shards[:rank] + shards[rank + 1 :], [shards[rank]] * (size - 1)
+    return _shards_sent(operation, shards, rank, is_root, transport)
+
+
+def _shards_sent(operation: str, shards: list[int], rank: int, is_root: bool, transport: str) -> list[int]:
+    to_reduce, to_gather = shards[:rank] + shards[rank + 1 :], [shards[rank]] * (len(shards) - 1)
     to_root, from_root = [shards[rank]] * (not is_root), to_reduce * is_root
     if transport == "shared":  # what others send, it reads
         to_reduce, to_gather, to_root, from_root = to_gather, to_reduce, from_root, to_root
