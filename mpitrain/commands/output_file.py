@@ -9,7 +9,7 @@ from typing import Any
 
 from mpitrain.cluster.rundir import run_that_has
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import MATPLOTLIBRC, is_there, load_matplotlib, replacing, shown
+from mpitrain.inputs import MATPLOTLIBRC, is_there, load_matplotlib, os_errors_as, replacing, shown
 
 PICTURES = (".svg", ".png")  # which matplotlib draws
 
@@ -33,7 +33,7 @@ def require_file(
         _require_kind(f"{option} {name}", path.suffix, kinds, instead)
     if "\0" in out:
         raise ConfigError(f"{option} {name}: found a NUL character, which no file's name has; leave it out")
-    try:
+    with os_errors_as(ConfigError, f"{option} {name}", "choose another name"):  # too long a one
         if path.is_dir() or not path.parent.is_dir():
             fault = "a folder" if path.is_dir() else f"no folder {shown(path.parent)}"
             raise ConfigError(f"{option} {name}: {fault}; needed a file in a folder that exists")
@@ -49,8 +49,6 @@ def require_file(
                 f"{option} {name}: the command reads this file, or writes something else to it; "
                 "give another name"
             )
-    except OSError as error:  # too long a name
-        raise ConfigError(f"{option} {name}: {error.strerror}; choose another name") from None
 
 
 def _is_same(path: Path, other: Path) -> bool:
@@ -74,16 +72,13 @@ def _require_kind(where: str, suffix: str, kinds: Sequence[str], instead: str) -
         )
     if suffix not in PICTURES:
         return
+    what = f"{where}: matplotlib reads {MATPLOTLIBRC} of the current folder"
     try:
-        load_matplotlib()
+        with os_errors_as(ConfigError, what, "remove it, or change the folder"):
+            load_matplotlib()
     except ImportError:
         raise ConfigError(
             f"{where}: pictures need matplotlib; pip install 'mpitrain[plot]', or {instead}"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"{where}: matplotlib reads {MATPLOTLIBRC} of the current folder: {error.strerror}; "
-            "remove it, or change the folder"
         ) from None
 
 
@@ -102,8 +97,5 @@ def write(option: str, out: str, content: bytes) -> None:
 
     Raises ConfigError.
     """
-    try:
-        with replacing(Path(out)) as file:
-            file.write(content)
-    except OSError as error:
-        raise ConfigError(f"{option} {shown(out)}: can't be written: {error.strerror}") from None
+    with os_errors_as(ConfigError, f"{option} {shown(out)}: can't be written"), replacing(Path(out)) as file:
+        file.write(content)

@@ -34,19 +34,35 @@ class Look:
     """How cells differ.
 
     chunks: the stages of each rank; tints tell them apart, or else the segments of a sequence.
+    copies: of the model, which the stages of a rank are.
     """
 
     chunks: tuple[tuple[int, ...], ...]
     segments: int = 1
+    copies: int = 1
+
+    @property
+    def num_stages(self) -> int:
+        """Of a rank, at most."""
+        return max(map(len, self.chunks))
 
     @property
     def num_tints(self) -> int:
-        stages = max(map(len, self.chunks))
-        return stages if stages > 1 else self.segments
+        return self.num_stages if self.num_stages > 1 else self.segments
+
+    @property
+    def tints(self) -> str:
+        """What darker and lighter mean."""
+        if self.copies > 1:
+            return "first and second copy"
+        if self.num_stages > 1:
+            two = "first and second stage"
+            return f"the rank's {two if self.num_stages == 2 else f'{self.num_stages} stages in turn'}"
+        return "segments in turn" if self.segments > 1 else ""
 
     def colour(self, rank: int, action: Action) -> tuple[float, float, float]:
-        stages = self.chunks[rank]
-        shade = stages.index(action.stage) if max(map(len, self.chunks)) > 1 else action.index % self.segments
+        of_stage = self.num_stages > 1
+        shade = self.chunks[rank].index(action.stage) if of_stage else action.index % self.segments
         return tint(action.kind, shade, self.num_tints)
 
     def label(self, action: Action) -> str:

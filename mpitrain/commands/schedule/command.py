@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.commands.declared_options import options_given, refuse_options
@@ -17,7 +16,7 @@ from mpitrain.commands.requests import ScheduleRequest
 from mpitrain.commands.schedule.request import Request, play
 from mpitrain.commands.schedule.text import as_json, as_text
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import read_text, shown
+from mpitrain.inputs import os_errors_as, read_text, shown
 from mpitrain.plan.declared.screen import columns
 from mpitrain.schedules import catalog
 from mpitrain.schedules.auto_choice import AUTO
@@ -37,49 +36,15 @@ OF_A_TRACE = {"--trace", "--out", "--json"}  # compare with these alone shows on
 SLOWEST = 1e15  # of --times; the fastest is 1 of it, so that sums of both stay numbers
 
 
-class Files(NamedTuple):
-    """Where things are written to, if they are: a drawing, and the schedule's table, in a form of FORMS."""
-
-    out: str | None = None
-    table: str | None = None
-    form: str | None = None
-
-    def require(self, read: str = "") -> None:
-        """Refuse what can't be written, before anything is computed. read: a table of the user's own."""
-        if self.out is not None:
-            require_file("--out", self.out, KINDS_OF_FILES, (read, self.table))
-        if self.table is not None:
-            require_file("--table", self.table, KINDS_OF_TABLES, (read,))
-
-    def draw(self, text: Callable[[], str], picture: str, *what: object) -> None:
-        """Write --out, if it is asked for: a text, or what a function of this folder draws."""
-        if self.out is None:
-            return
-        kind = Path(self.out).suffix[1:]
-        if kind == "txt":
-            write("--out", self.out, (text() + "\n").encode())
-        else:
-            module, _, function = picture.partition(".")
-            drawing = import_module(f"mpitrain.commands.schedule.{module}")  # matplotlib
-            write("--out", self.out, getattr(drawing, function)(*what, kind))
-
-    def text_of(self, table: Table) -> str:
-        """Return what --table's file is to hold. Raises ScheduleError for what its form can't say."""
-        if self.form in FORMS:
-            return write_as(self.form, table)
-        assert self.table is not None
-        return write_csv(table) if Path(self.table).suffix == ".csv" else write_table(table)
-
-
 def answer(asked: ScheduleRequest) -> str:
     """Return what the command prints. Raises InputError."""
-    files = Files(asked.out, asked.table, asked.form)
-    if files.form is not None and files.table is None:
-        raise ConfigError(f"--format {files.form}: it is the form of a table; name its file by --table")
+    if asked.form is not None and asked.table is None:
+        raise ConfigError(f"--format {asked.form}: it is the form of a table; name its file by --table")
     typed = options_given(asked)
     if asked.trace is not None and asked.name == "compare" and not typed.keys() - OF_A_TRACE:
+        _require_files(asked)
         with ProgressBar(f"mpitrain schedule compare --trace {shown(asked.trace)}"):
-            return show_trace(asked.trace, files, asked.json)
+            return show_trace(asked, measured(asked.trace))
     request = Request(asked.name, asked.stages, asked.microbatches, _options(asked))
     if asked.trace is not None:
         if asked.times is not None:
@@ -91,10 +56,38 @@ def answer(asked: ScheduleRequest) -> str:
             raise ConfigError(f"{asked.name}: needs --stages and --microbatches, or the --trace of a run")
     if family := catalog.FAMILIES.get(asked.name):
         _refuse_idle(asked, family)
-    files.require(asked.name)
+    _require_files(asked)
     with ProgressBar(f"mpitrain schedule {shown(asked.name)}") as notify:
         request = request._replace(options=request.options._replace(notify=notify))
-        return SHOWS.get(asked.name, show)(request, files, asked.json)
+        return SHOWS.get(asked.name, show)(request, asked)
+
+
+def _require_files(asked: ScheduleRequest) -> None:
+    """Raise ConfigError for a file that can't be written, or is that of the user's own table."""
+    if asked.out is not None:
+        require_file("--out", asked.out, KINDS_OF_FILES, (asked.name, asked.trace, asked.table))
+    if asked.table is not None:
+        require_file("--table", asked.table, KINDS_OF_TABLES, (asked.name, asked.trace))
+
+
+def _draw(asked: ScheduleRequest, text: Callable[[], str], picture: str, *what: object) -> None:
+    """Write --out, if it is asked for: a text, or what a function of this folder draws."""
+    if asked.out is None:
+        return
+    kind = Path(asked.out).suffix[1:]
+    if kind == "txt":
+        write("--out", asked.out, (text() + "\n").encode())
+    else:
+        module, _, function = picture.partition(".")
+        drawing = import_module(f"mpitrain.commands.schedule.{module}")  # matplotlib
+        write("--out", asked.out, getattr(drawing, function)(*what, kind))
+
+
+def _as_file(table: Table, path: str, form: str | None) -> str:
+    """Return what --table's file is to hold. Raises ScheduleError for what its form can't say."""
+    if form in FORMS:
+        return write_as(form, table)
+    return write_csv(table) if Path(path).suffix == ".csv" else write_table(table)
 
 
 def _refuse_idle(asked: ScheduleRequest, family: ScheduleFamily) -> None:
@@ -106,37 +99,32 @@ def _refuse_idle(asked: ScheduleRequest, family: ScheduleFamily) -> None:
             refuse_options(asked, [f"--{option}"], f"does nothing with {asked.name}; {instead}")
 
 
-def show(request: Request, files: Files, json: bool) -> str:
+def show(request: Request, asked: ScheduleRequest) -> str:
     """Return what one schedule's numbers are, as text or as JSON; draw it, and write its table,
     into files.
     """
     played = play(request)
-    if files.table:
-        write("--table", files.table, files.text_of(played.table).encode())
-    files.draw(lambda: as_text(played, WIDTH, whole=True), "picture.draw", played)
-    return as_json(played) if json else as_text(played, _screen())
+    if asked.table:
+        write("--table", asked.table, _as_file(played.table, asked.table, asked.form).encode())
+    _draw(asked, lambda: as_text(played, WIDTH, whole=True), "picture.draw", played)
+    return as_json(played) if asked.json else as_text(played, _screen())
 
 
-def show_trace(trace: str, files: Files, json: bool) -> str:
-    """Return what a run measured beside what its times predict, as text or as JSON, and draw it
-    into the file `out`.
-    """
+def show_trace(asked: ScheduleRequest, trace: MeasuredTrace) -> str:
+    """Return what a run measured beside what its times predict, as text or as JSON; draw it into --out."""
     from mpitrain.commands.schedule.measured_text import as_json, as_text
     from mpitrain.schedules.play.measurement import Measurement
 
-    files.require()
-    measurement = Measurement(measured(trace))
-    files.draw(lambda: as_text(measurement, WIDTH), "picture.draw_measured", measurement)
-    return as_json(measurement) if json else as_text(measurement, _screen())
+    measurement = Measurement(trace)
+    _draw(asked, lambda: as_text(measurement, WIDTH), "picture.draw_measured", measurement)
+    return as_json(measurement) if asked.json else as_text(measurement, _screen())
 
 
 def measured(trace: str) -> MeasuredTrace:
     """Read --trace: a run's trace.json, or the directory of the run."""
     path = os.path.join(trace, "trace.json") if os.path.isdir(trace) else trace
-    try:
+    with os_errors_as(ConfigError, f"--trace {shown(trace)}: can't be read"):
         return read_trace(read_text(path, MOST_TRACE_BYTES), shown(path))
-    except OSError as error:
-        raise ConfigError(f"--trace {shown(trace)}: can't be read: {error.strerror}") from None
 
 
 def timed(request: Request, trace: MeasuredTrace) -> Request:
@@ -162,7 +150,7 @@ def timed(request: Request, trace: MeasuredTrace) -> Request:
     )
 
 
-def show_frontier(request: Request, files: Files, json: bool) -> str:
+def show_frontier(request: Request, asked: ScheduleRequest) -> str:
     """Return time against memory of all schedules, as text or as JSON; draw it."""
     from mpitrain.commands.schedule import frontier_text as report
     from mpitrain.schedules.time_and_memory import StepSize, frontier
@@ -172,16 +160,16 @@ def show_frontier(request: Request, files: Files, json: bool) -> str:
     require_searchable("frontier", size.num_ranks, size.num_microbatches)
     found = frontier(size)
     text = report.as_text(found, size)
-    files.draw(lambda: text, "frontier_picture.draw", found, size)
-    return report.as_json(found) if json else text
+    _draw(asked, lambda: text, "frontier_picture.draw", found, size)
+    return report.as_json(found) if asked.json else text
 
 
-def show_all(request: Request, files: Files, json: bool) -> str:
+def show_all(request: Request, asked: ScheduleRequest) -> str:
     """Return all schedules of the catalogue at one size, as a table or as JSON."""
     from mpitrain.commands.schedule import comparison
 
     result = comparison.compare(request)
-    return comparison.as_json(result) if json else comparison.as_text(result)
+    return comparison.as_json(result) if asked.json else comparison.as_text(result)
 
 
 SHOWS = {"compare": show_all, "frontier": show_frontier}

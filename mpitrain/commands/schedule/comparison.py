@@ -5,17 +5,18 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from mpitrain.commands.schedule.request import Request, play
-from mpitrain.commands.schedule.text import number, size_in_words, times_in_words
+from mpitrain.commands.schedule.text import figures, number, size_in_words, times_in_words
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules import catalog
 from mpitrain.schedules.played import PROVED_AT_ONCE, Played
 from mpitrain.schedules.search.problem import ROUNDING
 
-TITLES = (
-    "schedule", "makespan", "bound", "bubble", "span", "bubble rate", "peak stashes", "messages",
-    "stages", "copies",
-)  # fmt: skip
+FORMS = {  # of the table's columns, by their keys of JSON
+    "makespan": number, "bound": number, "bubble": "{:.2%}".format, "span": number,
+    "bubble_rate": "{:.4f}".format, "peak_stashes": number, "messages": str, "chunks": str, "copies": str,
+}  # fmt: skip
+TITLES = ("schedule", *(key.replace("chunks", "stages").replace("_", " ") for key in FORMS))
 
 
 class Comparison(NamedTuple):
@@ -100,24 +101,22 @@ def _headline(played: Played) -> str:
 
 
 def _cells(played: Played, dominated: Mapping[str, str]) -> tuple[str, ...]:
-    name = played.table.name
-    remarks = [f"{len(played.recomputed)} recomputed"] * bool(played.recomputed)
-    remarks += [f"{len(played.offloaded)} offloaded"] * bool(played.offloaded)
-    remarks += ["above the limit"] * played.above_limit + ["not proved"] * (played.proof is None)
+    name, found = played.table.name, figures(played)
+    remarks = [*searched(played), *["above the limit"] * played.above_limit]
+    remarks += ["not proved"] * (played.proof is None)
     if name in dominated and not played.above_limit:
         remarks.append(f"dominated by {dominated[name]}")
-    return (
-        f"{name} ({', '.join(remarks)})" if remarks else name,
-        number(played.timeline.makespan),
-        number(played.bound),
-        f"{played.timeline.bubble:.2%}",
-        number(played.span),
-        f"{played.bubble_rate:.4f}",
-        number(max(played.peak_stashes)),
-        str(max(played.messages)),
-        str(max(map(len, played.chunks)) // played.table.copies),
-        str(played.table.copies),
-    )
+    return with_remarks(name, remarks), *(form(found[key]) for key, form in FORMS.items())
+
+
+def searched(played: Played) -> list[str]:
+    """Return how many stashes a search recomputes and offloads, if it does."""
+    counts = {"recomputed": len(played.recomputed), "offloaded": len(played.offloaded)}
+    return [f"{count} {what}" for what, count in counts.items() if count]
+
+
+def with_remarks(name: str, remarks: Sequence[str]) -> str:
+    return f"{name} ({', '.join(remarks)})" if remarks else name
 
 
 def _legend(first: Played | None) -> str:
@@ -140,25 +139,9 @@ def _legend(first: Played | None) -> str:
 
 def as_json(comparison: Comparison) -> str:
     """Return one JSON object: `schedules`, in the order of the table, and `undefined` with the reasons."""
-    schedules = [_numbers(played, comparison.dominated) for played in comparison.played]
+    dominated = comparison.dominated
+    schedules = [
+        {**figures(one), "above_limit": one.above_limit, "dominated_by": dominated.get(one.table.name)}
+        for one in comparison.played
+    ]
     return json.dumps({"schedules": schedules, "undefined": comparison.undefined})
-
-
-def _numbers(played: Played, dominated: Mapping[str, str]) -> dict:
-    return {
-        "schedule": played.table.name,
-        "makespan": played.timeline.makespan,
-        "bubble": played.timeline.bubble,
-        "span": played.span,
-        "bubble_rate": played.bubble_rate,
-        "peak_stashes": max(played.peak_stashes),
-        "messages": max(played.messages),
-        "chunks": max(map(len, played.chunks)) // played.table.copies,
-        "copies": played.table.copies,
-        "bound": played.bound,
-        "above_limit": played.above_limit,
-        "dominated_by": dominated.get(played.table.name),
-        "proved": played.proof is not None,
-        "recomputed": len(played.recomputed),
-        "offloaded": len(played.offloaded),
-    }

@@ -6,10 +6,13 @@ Measures are inches, fixed from the top and the left, so that nothing is cut off
 pictures have larger letters.
 """
 
+from collections.abc import Callable
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from mpitrain.commands.schedule.cells import BUBBLE, PAIR_EDGE, Look, draw_rows, kinds, label_width, tint
 from mpitrain.inputs import rendered
@@ -40,16 +43,22 @@ NAMES = {
 
 
 class Frame:
-    """A figure that is filled from top to bottom.
+    """A figure with its title, lines of numbers and a legend, then filled from top to bottom.
 
     heights: of its axes.
     titled: the first of them has a title.
-    num_lines: below the title of the figure.
     """
 
     def __init__(
-        self, timeline: Timeline, look: Look, heights: list[float], titled: bool = False, num_lines: int = 2
+        self,
+        timeline: Timeline,
+        look: Look,
+        heights: list[float],
+        title: str,
+        lines: list[str],
+        titled: bool = False,
     ):
+        num_lines = len(lines)
         self.width = _width(timeline, look)
         self.scale = min(1.7, max(1.0, self.width / 14))
         self.left, self.right, self.head, self.gap, self.foot = (
@@ -63,6 +72,8 @@ class Frame:
         self.small = 8 * self.scale
         self.look = look
         self.end = timeline.makespan or 1
+        self._write_head(title, lines)
+        self._add_legend(timeline)
 
     def axes(self, height: float) -> Axes:
         """Add the next axes; time runs from 0 to the end of the timeline."""
@@ -92,23 +103,27 @@ class Frame:
         self.name(axes, title)
         return axes
 
+    def in_milliseconds(self, axes: Axes, form: Callable[[float, int], str] | None = None) -> None:
+        """Name the axis of times. form: writes a number of another unit."""
+        axes.xaxis.set_major_locator(MaxNLocator(12))
+        if form:
+            axes.xaxis.set_major_formatter(FuncFormatter(form))
+        axes.set_xlabel("milliseconds", fontsize=self.small)
+
     def name(self, axes: Axes, title: str) -> None:
         """Write a small title above axes."""
         axes.set_title(title, fontsize=self.small, loc="left", pad=5)
 
-    def write_head(self, title: str, lines: list[str]) -> None:
+    def _write_head(self, title: str, lines: list[str]) -> None:
         """Write title and numbers into the upper left corner."""
+        bold = {"fontsize": 13 * self.scale, "fontweight": "bold"}
         for position, line in enumerate([title, *lines]):
-            style = (
-                {"fontsize": 13 * self.scale, "fontweight": "bold"}
-                if position == 0
-                else {"fontsize": 9 * self.scale}
-            )
-            inches = self.scale * (0.3 if position == 0 else 0.34 + LINE * position)
+            style = {"fontsize": 9 * self.scale} if position else bold
+            inches = self.scale * (0.34 + LINE * position if position else 0.3)
             self.figure.text(self.left / self.width, 1 - inches / self.height, line, va="baseline", **style)
 
-    def add_legend(self, timeline: Timeline, tints: str) -> None:
-        """Explain the colours in one line; `tints` says what darker and lighter mean."""
+    def _add_legend(self, timeline: Timeline) -> None:
+        """Explain the colours in one line."""
         number = self.look.num_tints
         shades = range(number) if number <= 4 else (0, number // 2, number - 1)
         entries = [
@@ -116,28 +131,20 @@ class Frame:
             for kind in kinds(timeline)
         ]
         entries.append(("bubble", [BUBBLE]))
-        if tints:
-            entries.append((tints, [str(0.25 + 0.5 * shade / max(1, number - 1)) for shade in shades]))
+        if self.look.tints:
+            greys = [str(0.25 + 0.5 * shade / max(1, number - 1)) for shade in shades]
+            entries.append((self.look.tints, greys))
         handles = [tuple(Patch(color=colour) for colour in colours) for _, colours in entries]
         labels = [label for label, _ in entries]
         if any(PAIR in program for program in timeline.programs):
             handles.append((Patch(facecolor="white", edgecolor=PAIR_EDGE),))
             labels.append("run together")
         self.figure.legend(
-            handles,
-            labels,
-            handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
-            loc="center left",
-            bbox_to_anchor=(self.left / self.width, 1 - self.legend / self.height),
-            ncols=len(labels),
-            fontsize=self.small,
-            frameon=False,
-            borderpad=0,
-            borderaxespad=0,
-            columnspacing=1.2,
-            handlelength=1.6,
-            handletextpad=0.5,
-        )
+            handles, labels, handler_map={tuple: HandlerTuple(ndivide=None, pad=0)}, loc="center left",
+            bbox_to_anchor=(self.left / self.width, 1 - self.legend / self.height), ncols=len(labels),
+            fontsize=self.small, frameon=False, borderpad=0, borderaxespad=0, columnspacing=1.2,
+            handlelength=1.6, handletextpad=0.5,
+        )  # fmt: skip
 
     def render(self, kind: str) -> bytes:
         """Return the figure as an .svg or .png file."""

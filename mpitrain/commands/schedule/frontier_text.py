@@ -2,7 +2,8 @@
 
 import json
 
-from mpitrain.commands.schedule.text import number, size_in_words, times_in_words
+from mpitrain.commands.schedule.comparison import searched, with_remarks
+from mpitrain.commands.schedule.text import figures, number, size_in_words, times_in_words
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.schedules.options import UNIT_TIMES
 from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
@@ -32,29 +33,15 @@ def _cells(point: Point) -> tuple[str, ...]:
     above = point.makespan / point.bound - 1
     table = point.played.table
     remarks = [f"{table.copies} copies of the model"] * (table.copies > 1)
-    remarks += [f"{len(point.played.recomputed)} recomputed"] * bool(point.played.recomputed)
-    remarks += [f"{len(point.played.offloaded)} offloaded"] * bool(point.played.offloaded)
-    remarks += [f"{table.segments} segments"] * (table.segments > 1)
-    name = f"{point.name} ({', '.join(remarks)})" if remarks else point.name
-    return (number(point.peak), number(point.makespan), number(point.bound), f"{above:.1%}", name)
+    remarks += [*searched(point.played), *[f"{table.segments} segments"] * (table.segments > 1)]
+    cells = number(point.peak), number(point.makespan), number(point.bound), f"{above:.1%}"
+    return *cells, with_remarks(point.name, remarks)
 
 
 def as_json(found: Frontier) -> str:
     """Return one JSON object: `front`, from least memory to least time, and `others`."""
-    front, others = (list(map(_numbers, points)) for points in (found.front, found.others))
+    front, others = (
+        [{**figures(each.played), "memory_limit": each.limit, "bound": each.bound} for each in points]
+        for points in (found.front, found.others)
+    )
     return json.dumps({"front": front, "others": others})
-
-
-def _numbers(point: Point) -> dict:
-    return {
-        "schedule": point.played.table.name,
-        "memory_limit": point.limit,
-        "peak_stashes": point.peak,
-        "makespan": point.makespan,
-        "span": point.played.span,
-        "bound": point.bound,
-        "copies": point.played.table.copies,
-        "proved": point.played.proof is not None,
-        "recomputed": len(point.played.recomputed),
-        "offloaded": len(point.played.offloaded),
-    }

@@ -7,7 +7,7 @@ Needs matplotlib, and with it numpy.
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from mpitrain.commands.schedule.cells import Look
 from mpitrain.commands.schedule.frame import Frame, row_height
@@ -35,13 +35,11 @@ BUBBLES = (
 def draw(played: Played, kind: str) -> bytes:
     """Return the picture as an .svg or .png file."""
     timeline = played.timeline
-    look = Look(played.chunks, played.table.segments)
+    look = Look(played.chunks, played.table.segments, played.table.copies)
     row = row_height(played.num_ranks)
     memory = 0.3 * played.num_ranks if played.num_ranks <= SINGLE_CURVES else 2.0
-    lines = _lines(played)
-    frame = Frame(timeline, look, [row * played.num_ranks, memory], num_lines=len(lines))
-    frame.write_head(f"{played.table.name}:  {size_in_words(played)}", lines)
-    frame.add_legend(timeline, tints(played.chunks, played.table.copies, played.table.segments))
+    title = f"{played.table.name}:  {size_in_words(played)}"
+    frame = Frame(timeline, look, [row * played.num_ranks, memory], title, _lines(played))
     frame.rows(timeline, row)
     axes = frame.axes(memory)
     curves = [_settled(played.memory(rank), played.timeline.makespan) for rank in range(played.num_ranks)]
@@ -65,16 +63,6 @@ def _lines(played: Played) -> list[str]:
     ]
 
 
-def tints(chunks: tuple[tuple[int, ...], ...], copies: int, segments: int) -> str:
-    """Say what darker and lighter mean."""
-    stages = max(map(len, chunks))
-    if copies > 1:
-        return "first and second copy"
-    if stages > 1:
-        return f"the rank's {'first and second stage' if stages == 2 else f'{stages} stages in turn'}"
-    return "segments in turn" if segments > 1 else ""
-
-
 # ---------------------------------------------------------------- memory
 
 
@@ -93,22 +81,11 @@ def _each_rank(frame: Frame, axes: Axes, curves: list[Curve], played: Played) ->
     for rank, (curve, peak) in enumerate(zip(curves, played.peak_stashes)):
         times, held = zip(*curve)
         floor = rank + 0.5
-        axes.fill_between(
-            times,
-            floor,
-            [floor - AREA * value / most for value in held],
-            step="post",
-            color=BLUE,
-            linewidth=0,
-        )
+        areas = [floor - AREA * value / most for value in held]
+        axes.fill_between(times, floor, areas, step="post", color=BLUE, linewidth=0)
         axes.axhline(floor, color="#BBBBBB", linewidth=0.6)
-        axes.annotate(
-            number(peak),
-            (1.006, rank + 0.15),
-            xycoords=("axes fraction", "data"),
-            fontsize=frame.small,
-            va="center",
-        )
+        place, within = (1.006, rank + 0.15), ("axes fraction", "data")
+        axes.annotate(number(peak), place, xycoords=within, fontsize=frame.small, va="center")
         if limit is not None:
             axes.axhline(floor - AREA * limit / most, color=RED, linewidth=0.8, linestyle=DASHES)
     axes.set_ylim(played.num_ranks - 0.4, -0.5)
@@ -132,13 +109,9 @@ def _envelope(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> 
     if played.memory_limit is not None:
         axes.axhline(played.memory_limit, color=RED, linewidth=1, linestyle=DASHES, label="limit")
     axes.legend(
-        loc="center left",
-        bbox_to_anchor=(1.004, 0.5),
-        fontsize=frame.small,
-        frameon=False,
-        handlelength=1,
+        loc="center left", bbox_to_anchor=(1.004, 0.5), fontsize=frame.small, frameon=False, handlelength=1,
         borderaxespad=0,
-    )
+    )  # fmt: skip
     axes.set_ylim(0, 1.08 * max(*played.peak_stashes, played.memory_limit or 0))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.grid(axis="y", color="#E4E4E4", linewidth=0.6)
@@ -160,19 +133,16 @@ def draw_measured(measurement: Measurement, kind: str) -> bytes:
     simulated = measurement.simulated
     measured = measurement.typical
     trace = measurement.trace
-    look = Look(_chunks(simulated), trace.segments)
+    look = Look(_chunks(simulated), trace.segments, trace.copies)
     num_ranks = len(simulated.programs)
     row = row_height(2 * num_ranks)
     longest = max(simulated, measured, key=lambda timeline: timeline.makespan)
-    frame = Frame(longest, look, [row * num_ranks, row * num_ranks], titled=True)
-    frame.write_head(
-        f"{trace.schedule}:  {num_ranks} ranks, measured and simulated", _measured_lines(measurement)
-    )
-    frame.add_legend(simulated, tints(look.chunks, trace.copies, trace.segments))
+    title = f"{trace.schedule}:  {num_ranks} ranks, measured and simulated"
+    lines = _measured_lines(measurement)
+    frame = Frame(longest, look, [row * num_ranks, row * num_ranks], title, lines, titled=True)
     frame.rows(simulated, row, f"the same step, simulated with its own times: {simulated.makespan:.3f} ms")
     axes = frame.rows(measured, row, f"measured, the step of median length: {measured.makespan:.3f} ms")
-    axes.xaxis.set_major_locator(MaxNLocator(12))
-    axes.set_xlabel("milliseconds", fontsize=frame.small)
+    frame.in_milliseconds(axes)
     return frame.render(kind)
 
 
@@ -198,19 +168,15 @@ def _chunks(timeline: Timeline) -> tuple[tuple[int, ...], ...]:
 def draw_predicted(predicted: PredictedTimeline, title: str) -> bytes:
     """Return the picture of a predicted step as an .svg file."""
     table, timeline = predicted.table, predicted.timeline
-    look = Look(table.chunks, table.segments)
     num_ranks = len(timeline.programs)
     row = row_height(num_ranks)
-    frame = Frame(timeline, look, [row * num_ranks])
     lines = [
         f"{predicted.played}: {1e3 * timeline.makespan:,.1f} ms, bubble {timeline.bubble:.1%}",
         f"after them, not drawn: exposed dp {1e3 * predicted.state_s:,.1f} ms, update "
         f"{1e3 * predicted.update_s:,.1f} ms",
     ]
-    frame.write_head(f"predicted:  {title}", lines)
-    frame.add_legend(timeline, tints(table.chunks, table.copies, table.segments))
+    look = Look(table.chunks, table.segments, table.copies)
+    frame = Frame(timeline, look, [row * num_ranks], f"predicted:  {title}", lines)
     axes = frame.rows(timeline, row)
-    axes.xaxis.set_major_locator(MaxNLocator(12))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{1e3 * seconds:g}"))
-    axes.set_xlabel("milliseconds", fontsize=frame.small)
+    frame.in_milliseconds(axes, lambda seconds, _: f"{1e3 * seconds:g}")
     return frame.render("svg")

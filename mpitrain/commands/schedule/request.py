@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from mpitrain.errors import ConfigError, ScheduleError
-from mpitrain.inputs import is_there, read_text, shown
+from mpitrain.inputs import is_there, os_errors_as, read_text, shown
 from mpitrain.plan.settings.pipeline_table import schedule_of
 from mpitrain.schedules import catalog
 from mpitrain.schedules.auto_choice import AUTO, StageTimesOf, fastest
@@ -75,10 +75,8 @@ def _options(request: Request, family: ScheduleFamily) -> Options:
 
 def _own_table(request: Request) -> Table:
     """Read the user's file, whose size may be given too and must then agree."""
-    try:
+    with os_errors_as(ConfigError, f"{shown(request.name)}: can't be read"):
         table = read_any(read_text(request.name, MOST_TABLE_BYTES), shown(request.name))
-    except OSError as error:
-        raise ConfigError(f"{shown(request.name)}: can't be read: {error.strerror}") from None
     options = request.options
     if options.group is not None:
         raise ScheduleError(f"{table.name}: --group has no effect on a table of your own; leave it out")

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from mpitrain.errors import counted
 from mpitrain.schedules.actions import COMPUTE
@@ -145,7 +146,26 @@ def as_json(played: Played) -> str:
     return json.dumps(as_dict(played))
 
 
-def as_dict(played: Played) -> dict:
+def figures(played: Played) -> dict[str, Any]:
+    """Return what is one value of a played schedule, by its key; of ranks the most."""
+    return {
+        "schedule": played.table.name,
+        "makespan": played.timeline.makespan,
+        "bubble": played.timeline.bubble,
+        "span": played.span,
+        "bubble_rate": played.bubble_rate,
+        "peak_stashes": max(played.peak_stashes),
+        "messages": max(played.messages),
+        "chunks": max(map(len, played.chunks)) // played.table.copies,
+        "copies": played.table.copies,
+        "bound": played.bound,
+        "proved": played.proof is not None,
+        "recomputed": len(played.recomputed),
+        "offloaded": len(played.offloaded),
+    }
+
+
+def as_dict(played: Played) -> dict[str, Any]:
     """Return everything known of a played schedule.
 
     Times are in the unit of --times; operations as in schedules/formats/notation.py.
@@ -154,31 +174,21 @@ def as_dict(played: Played) -> dict:
     timeline = played.timeline
     numbers = range(played.num_ranks)
     return {
-        "schedule": table.name,
+        **figures(played),
         "stages": played.num_ranks,
         "microbatches": played.num_microbatches,
-        "chunks": max(map(len, played.chunks)) // table.copies,
-        "copies": table.copies,
         "segments": table.segments,
         "placement": [list(stages) for stages in played.chunks],
         "times": dict(zip(("F", "I", "W", "C"), played.times)),
         "stage_times": played.stage_times and [list(times) for times in played.stage_times],
         "notes": list(table.notes),
-        "proved": played.proof is not None,
-        "makespan": timeline.makespan,
-        "bound": played.bound,
-        "span": played.span,
         "ideal": played.ideal,
-        "bubble": timeline.bubble,
-        "bubble_rate": played.bubble_rate,
         "idle": played.idle,
         "busy": [timeline.busy(rank) for rank in numbers],
         "exposed": list(timeline.exposed),
         "peak_in_flight": played.peak_in_flight,
         "peak_stashes": played.peak_stashes,
         "weight_memory": played.weight_memory,
-        "recomputed": len(played.recomputed),
-        "offloaded": len(played.offloaded),
         "memory_limit": played.memory_limit,
         "above_limit": played.above_limit,
         "messages": played.messages,

@@ -48,6 +48,7 @@ def contents(folder):
         "schedule table.txt --table other.txt",
         "schedule other.txt --out table.txt",
         f"schedule 1f1b {SIZE} --table a.txt --out a.txt",
+        "schedule compare --trace table.txt --out table.txt",
     ],
 )
 def test_it_is_refused_and_nothing_changes(folder, words):

@@ -150,7 +150,7 @@ def test_a_picture_too_long_for_numbers_is_not_made_wide_for_them(picture):
     from mpitrain.commands.schedule.frame import WIDEST, Frame
 
     played = play(Request("1f1b", 2, 1000))
-    assert Frame(played.timeline, Look(played.chunks), [1.0]).width <= WIDEST
+    assert Frame(played.timeline, Look(played.chunks), [1.0], "", []).width <= WIDEST
 
 
 def test_files_are_what_they_are_called(picture):
