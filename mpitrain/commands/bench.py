@@ -31,7 +31,7 @@ def bench(
     """
     world = guard.connect(may_be_alone=True)
     start_s = max(world.all_gather("how long they took to start", age_s()))
-    world.on_first_rank("looking at --out", lambda: require_file("--out", out))
+    world.on_first_rank("looking at --out", lambda: require_file("--out", out, (".toml",)))
     if storage is not None:
         world.on_every_rank("looking at --storage", lambda: require_folder(storage))
     config = world.on_every_rank("checking the configuration", lambda: _settings_of(overrides))

@@ -20,6 +20,9 @@ class Asleep(NamedTuple):
     words: str
 
 
+AWAKE = Asleep(lambda action: 0.0, "nothing is computed")
+
+
 def at_rate(plan: Plan, tflops: float) -> Asleep:
     """Return how long a rank computes for an instruction that computes so many TFLOP/s."""
     config = plan.config
@@ -40,7 +43,7 @@ def at_rate(plan: Plan, tflops: float) -> Asleep:
             return 0.0
         return whole[action.stage] * SHARES[action.kind] / num_parts(plan, action)
 
-    return Asleep(seconds, f"{tflops:g} TFLOP/s would compute")
+    return Asleep(seconds, f"asleep for what {tflops:g} TFLOP/s would compute")
 
 
 def num_parts(plan: Plan, action: Action) -> int:

@@ -37,7 +37,7 @@ def on_machine(plan: Plan, name: str, node_ranks: int) -> Asleep:
         whole = of_kinds[action.stage % table.depth][action.kind]
         return whole / table.segments / num_parts(plan, action)
 
-    return Asleep(seconds, f"is predicted of {machine.name}")
+    return Asleep(seconds, f"asleep for what is predicted of {machine.name}")
 
 
 def _alone(stage: StageSeconds) -> dict[str, float]:

@@ -13,9 +13,10 @@ touched.
 
 import os
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,12 +37,12 @@ from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.comm.standins.recipe import Event, decoded
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import Vocabulary, tokenizer_of
-from mpitrain.dryrun.asleep import Asleep, at_rate
+from mpitrain.dryrun.asleep import AWAKE, Asleep, at_rate
 from mpitrain.dryrun.recipes import Rehearsals
 from mpitrain.dryrun.silent_walk import AxisTally, DryRun
 from mpitrain.errors import DONE, InputError, MeshError, MessageError, counted
 from mpitrain.model.families.catalog import plan_for
-from mpitrain.plan.declared.formatting import aligned, megabytes
+from mpitrain.plan.declared.formatting import aligned, megabytes, thousands
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.profile_request import ProfileRequest
 from mpitrain.training.agreement import (
@@ -180,7 +181,7 @@ class Phases:
     plan: Plan
     world: World
     options: DryRunOptions
-    asleep: Asleep | None
+    asleep: Asleep
     guard: Guard
     say: Callable[[str], None]
 
@@ -219,8 +220,7 @@ class Phases:
         Raises MessageError unless what was sent is what the recipe has.
         """
         options = self.options
-        times = {} if self.asleep is None else {"seconds": self.asleep.seconds}
-        walk = DryRun(self.plan, mesh, recipe, self.guard.place, options.share, **times)
+        walk = DryRun(self.plan, mesh, recipe, self.guard.place, options.share, self.asleep.seconds)
         steps_s = []
         for step in range(1, options.steps + 1):
             steps_s.append(_timed_step(walk, step, self.world))
@@ -256,14 +256,14 @@ def _plan(config: Config, world: World, vocabulary: Vocabulary) -> Plan:
     return plan
 
 
-def _asleep(plan: Plan, options: DryRunOptions, world: World) -> Asleep | None:
-    """Return how long instructions take; None: no time. Raises ConfigError where that can't be known."""
+def _asleep(plan: Plan, options: DryRunOptions, world: World) -> Asleep:
+    """Return how long instructions take. Raises ConfigError where that can't be known."""
     if options.machine is not None:
         # with it comes what predicts a step, a megabyte
         from mpitrain.dryrun.asleep_on_machine import on_machine
 
         return on_machine(plan, options.machine, ranks_of(world).largest_node)
-    return None if options.tflops is None else at_rate(plan, options.tflops)
+    return AWAKE if options.tflops is None else at_rate(plan, options.tflops)
 
 
 def _timed_step(walk: DryRun, step: int, world: World) -> float:
@@ -290,27 +290,22 @@ def _memory() -> tuple[int, int]:
 
     all, and its share of them (what n processes have counts as an n-th).
     """
-    num_bytes = {}
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]:
-        name, size, *_ = line.split()
-        num_bytes[name] = int(size) * 1024
+    lines = map(str.split, Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
+    num_bytes = {name: int(size) * 1024 for name, size, *_ in lines}
     return num_bytes["Rss:"], num_bytes["Pss:"]
 
 
 # ---------------------------------------------------------------- what rank 0 says
 
 
-def _title(plan: Plan, world: World, options: DryRunOptions, asleep: Asleep | None) -> str:
-    length = (
-        "messages of full length" if options.share == 1 else f"messages of {options.share:g} of their length"
-    )
-    work = f"asleep for what {asleep.words}" if asleep else "nothing is computed"
+def _title(plan: Plan, world: World, options: DryRunOptions, asleep: Asleep) -> str:
+    length = "full length" if options.share == 1 else f"{options.share:g} of their length"
     each = counted(plan.num_microbatches, "microbatches")
     if not plan.division.is_even:
         each = f"{plan.division.numbers} microbatches"
     layout = f"{plan.axes.grid}; {plan.config.pipeline.schedule}, {each} a rank"
     where = f"{counted(world.size, 'ranks')} on {counted(world.num_nodes, 'nodes')}"
-    title = f"dry run of {where}, {layout}; {length}, {work}"
+    title = f"dry run of {where}, {layout}; messages of {length}, {asleep.words}"
     return "\n".join([title, *(f"{plan.table.name}: {note}" for note in plan.table.notes)])
 
 
@@ -320,45 +315,29 @@ def report(options: DryRunOptions, every: list[Measured]) -> str:
     resident, worst = max((result.resident, -rank) for rank, result in enumerate(every))
     headers = sum(result.headers for result in every)
     short = sum(result.short for result in every)
-    lines = [
-        ("a step", f"{sorted(steps)[len(steps) // 2]:.3g} s, the median; of the slowest rank each time"),
-        (
-            "memory",
-            f"{resident / 1e6:.0f} MB resident on rank {-worst}, the most; of all ranks "
-            f"{sum(e.own for e in every) / 1e9:.2f} GB",
-        ),
-        ("headers", f"{headers:,} right, {short:,} parts of messages were too short for one"),
-    ]
+    own = sum(result.own for result in every) / 1e9
+    lines = {
+        "a step": f"{sorted(steps)[len(steps) // 2]:.3g} s, the median; of the slowest rank each time",
+        "memory": f"{resident / 1e6:.0f} MB resident on rank {-worst}, the most; of all ranks {own:.2f} GB",
+        "headers": f"{headers:,} right, {short:,} parts of messages were too short for one",
+    }
     traffic = aligned(_traffic(options.steps, every))
-    said = [f"{name:15}{text}" for name, text in lines]
+    said = [f"{name:15}{text}" for name, text in lines.items()]
     return "\n".join(
         [*said, "sent in a step by all ranks, as the recipes say and as it was counted:", traffic]
     )
 
 
 def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:
-    names = list(dict.fromkeys(name for result in every for name in result.sent))
-    rows = [("axis", "operations", "messages", "MB")]
-    for name in names:
-        tallies = [result.sent[name] for result in every if name in result.sent]
-        rows.append(
-            (
-                name,
-                *_line(
-                    [
-                        sum(getattr(tally, what) for tally in tallies) / num_steps
-                        for what in AxisTally.__annotations__
-                    ]
-                ),
-            )
-        )
-    totals = [
-        sum(getattr(t, what) for result in every for t in result.sent.values()) / num_steps
-        for what in AxisTally.__annotations__
+    forms = {"operations": thousands, "messages": thousands, "num_bytes": megabytes}
+    by_axis: dict[str, Counter[str]] = defaultdict(Counter)
+    for result in every:
+        for name, tally in result.sent.items():
+            by_axis[name].update(asdict(tally))
+    whole = sum(by_axis.values(), Counter())
+    totals = {**by_axis, "all": whole}
+    rows = [
+        (name, *(form(total[key] / num_steps) for key, form in forms.items()))
+        for name, total in totals.items()
     ]
-    return [*rows, ("all", *_line(totals))]
-
-
-def _line(numbers: list[float]) -> tuple[str, str, str]:
-    operations, messages, num_bytes = numbers
-    return f"{operations:,.0f}", f"{messages:,.0f}", megabytes(num_bytes)
+    return [("axis", "operations", "messages", "MB"), *rows]

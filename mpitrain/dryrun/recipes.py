@@ -13,6 +13,7 @@ from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import without_launcher
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, counted
+from mpitrain.inputs import os_errors_as
 
 if TYPE_CHECKING:
     import subprocess
@@ -41,12 +42,9 @@ class Rehearsals:
         self._out = tempfile.TemporaryFile()  # noqa: SIM115
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         streams = {"stdin": subprocess.PIPE, "stdout": self._out, "stderr": self._said}
-        try:
+        what = "the process that rehearses the ranks could not be started"
+        with os_errors_as(MpitrainError, what, no_more()):
             return subprocess.Popen(python("-c", REHEARSAL), env=environment, **streams)
-        except OSError as error:
-            raise MpitrainError(
-                f"the process that rehearses the ranks could not be started: {error.strerror}; {no_more()}"
-            ) from None
 
     def begin(self, config: Config) -> None:
         """Let it rehearse the ranks of a resolved configuration."""

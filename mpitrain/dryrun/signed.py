@@ -15,6 +15,8 @@ stages its tag), and the length of the whole buffer. A part of less than 8 bytes
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -79,25 +81,21 @@ class Found(NamedTuple):
     word: int | None
 
 
+@dataclass(frozen=True, eq=False)
 class Signed:
     """A started operation. `buffers` are its own until it is waited for; `x`, of them, chose the transport.
 
     ranks: those of the axis.  found: yields the headers that came, when it is complete.
     """
 
-    def __init__(self, event: Start, axis: Axis, ranks: Sequence[int], header: MessageHeader,
-        pending: Pending,
-        x: np.ndarray,
-        buffers: Sequence[np.ndarray], found: Callable[[], Iterator[Found]],
-    ):  # fmt: skip
-        self.event = event
-        self.axis = axis
-        self.header = header
-        self.x = x
-        self.buffers = buffers
-        self._ranks = ranks
-        self._pending = pending
-        self._found = found
+    event: Start
+    axis: Axis
+    ranks: Sequence[int]
+    header: MessageHeader
+    pending: Pending
+    x: np.ndarray
+    buffers: Sequence[np.ndarray]
+    found: Callable[[], Iterator[Found]]
 
     def wait(self) -> tuple[int, int]:
         """Wait until it is complete, and return how many headers were looked at, and how many parts
@@ -105,13 +103,11 @@ class Signed:
 
         Raises MessageError, with the rank that sent another one.
         """
-        self._pending.wait()
+        self.pending.wait()
         numbers = [0, 0]
-        for source, word in self._found():
+        for source, word in self.found():
             numbers[word is None] += 1
-            wanted = (
-                self.header.packed() if source is not None else self.header.packed() * self.axis.size % SUM
-            )
+            wanted = self.header.packed() * (self.axis.size if source is None else 1) % SUM
             if word not in (wanted, None):
                 raise MessageError(self._mismatch(source, word))
         return numbers[0], numbers[1]
@@ -126,7 +122,7 @@ class Signed:
             )
         what = event.message or f"{event.operation} on axis {event.axis}"
         return (
-            f"{what}: rank {self._ranks[source]} of all sent {unpacked(word)}, due was {self.header}; {hint}"
+            f"{what}: rank {self.ranks[source]} of all sent {unpacked(word)}, due was {self.header}; {hint}"
         )
 
 
@@ -192,12 +188,8 @@ class Sender:
         x = self._lend(event.num_bytes)
         shards = _parts(x, split(len(x), axis.size))
         _sign_sums(shards, header, axis)
-        return (
-            all_reduce(x, axis),
-            x,
-            (x,),
-            lambda: (found for shard in shards for found in _summed(shard, axis)),
-        )
+        pending = all_reduce(x, axis)
+        return pending, x, (x,), lambda: (found for shard in shards for found in _summed(shard, axis))
 
     def _reduce_scatter(self, event: Start, axis: Axis, header: MessageHeader):
         x = self._lend(event.num_bytes)
@@ -232,13 +224,8 @@ class Sender:
         out = self._lend(sum(back)).view(np.uint8)
         for part in _parts(x, _bounds(there)):
             _write(part, header)
-        pending = all_to_all_v(x, there, back, axis, out)
-        return (
-            pending,
-            x,
-            (x, out),
-            lambda: self._from_others(_parts(out, _bounds(back)), header, every, axis),
-        )
+        pending, came = all_to_all_v(x, there, back, axis, out), _parts(out, _bounds(back))
+        return pending, x, (x, out), lambda: self._from_others(came, header, every, axis)
 
     def _from_others(
         self, parts: list[np.ndarray], header: MessageHeader, every: list[int], axis: Axis
@@ -257,12 +244,8 @@ class Sender:
         x = self._lend(event.num_bytes)
         out = self._lend(event.num_bytes)
         _write(x, header)
-        return (
-            shift(x, axis, 1, out),
-            x,
-            (x, out),
-            lambda: iter([Found((axis.rank - 1) % axis.size, _read(out))]),
-        )
+        source = (axis.rank - 1) % axis.size
+        return shift(x, axis, 1, out), x, (x, out), lambda: iter([Found(source, _read(out))])
 
     def _barrier(self, event: Start, axis: Axis, header: MessageHeader):
         return barrier(axis), np.empty(0), (), lambda: iter(())
@@ -271,12 +254,8 @@ class Sender:
         x = self._lend(event.num_bytes)
         message = event.message
         _write(x, header)
-        return (
-            self._links.send(message.kind, message.stage, message.microbatch, x, message.peer),
-            x,
-            (x,),
-            lambda: iter(()),
-        )
+        pending = self._links.send(message.kind, message.stage, message.microbatch, x, message.peer)
+        return pending, x, (x,), lambda: iter(())
 
     def _receive(self, event: Start, axis: Axis, header: MessageHeader):
         x = self._lend(event.num_bytes)
@@ -298,10 +277,7 @@ def shares(num_bytes: int, size: int, own: int) -> list[int]:
 
 
 def _bounds(counts: Sequence[int]) -> list[int]:
-    bounds = [0]
-    for count in counts:
-        bounds.append(bounds[-1] + count)
-    return bounds
+    return list(accumulate(counts, initial=0))
 
 
 def _parts(x: np.ndarray, bounds: Sequence[int]) -> list[np.ndarray]:

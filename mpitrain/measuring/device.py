@@ -101,8 +101,8 @@ def measured_host(device: torch.device, cores: int) -> Iterator[Samples]:
     streams = streams_of(device)
     sent = streams.on_device(HOST_COPIED, torch.float32)
     arrived = streams.on_host(HOST_COPIED, torch.float32)
-    copies = (_seconds(lambda: arrived.copy_(sent, non_blocking=True), device) for _ in range(REPEATS + 1))
-    yield Samples("host.copy", [sent.nbytes / seconds for seconds in copies][1:])
+    copied = _rates(sent.nbytes, lambda: arrived.copy_(sent, non_blocking=True), device)
+    yield Samples("host.copy", copied)
     weights, grads, *moments = (torch.rand(LOAD) for _ in range(4))
     narrow = torch.empty(LOAD, dtype=torch.bfloat16)
     batch = UpdateBatch([weights], [grads], [[moment] for moment in moments])
@@ -112,8 +112,8 @@ def measured_host(device: torch.device, cores: int) -> Iterator[Samples]:
         narrow.copy_(weights)
 
     with torch_threads(cores):
-        rates = [LOAD / _seconds(work, weights.device) for _ in range(REPEATS + 1)]
-    yield Samples("host.update", rates[1:])
+        rates = _rates(LOAD, work, weights.device)
+    yield Samples("host.update", rates)
 
 
 def _torch_name(dtype: str) -> str:
@@ -146,6 +146,11 @@ def _seconds(
     marks[1].record()
     marks[1].synchronize()
     return marks[0].elapsed_time(marks[1]) / 1e3 / QUEUED
+
+
+def _rates(amount: float, work: Callable[[], object], device: torch.device) -> list[float]:
+    """Return what each call but the first does a second, of so much that it does."""
+    return [amount / _seconds(work, device) for _ in range(REPEATS + 1)][1:]
 
 
 def _products(
@@ -187,7 +192,7 @@ def _grouped(device: torch.device, dtype: str) -> list[float]:
         add_grouped(total, grad, x, loads, rounded)
 
     exact = 6.0 * rows * k * n / share_of(rows / len(loads), n, k, OF_CPU)
-    return [exact / _seconds(work, device) for _ in range(REPEATS + 1)][1:]
+    return _rates(exact, work, device)
 
 
 def _in_place(device: torch.device, dtype: str, shape: tuple[int, int, int]) -> Callable[[], None]:
@@ -257,7 +262,7 @@ def _copies(device: torch.device, sizes: BenchSizes) -> list[float]:
     """Return bytes/s of a copy, read and written."""
     x = torch.ones(sizes.copied, device=device)
     y = torch.empty_like(x)
-    return [2 * x.nbytes / _seconds(lambda: y.copy_(x), device) for _ in range(REPEATS + 1)][1:]
+    return _rates(2 * x.nbytes, lambda: y.copy_(x), device)
 
 
 def _passes(device: torch.device) -> list[float]:
@@ -287,7 +292,7 @@ def _passes(device: torch.device) -> list[float]:
         gated.backward(grad_of_hidden, gate, up, *made[1:])
 
     num_bytes = 9 * x.nbytes + 2 * turning.nbytes + 3 * gate.nbytes
-    return [BOTH_WAYS * num_bytes / _seconds(work, device) for _ in range(REPEATS + 1)][1:]
+    return _rates(BOTH_WAYS * num_bytes, work, device)
 
 
 def _launches(device: torch.device) -> list[float]:

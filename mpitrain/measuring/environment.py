@@ -91,15 +91,9 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
     yield "library", f"{library.name()}, {library.loaded()._name}"
     yield "launcher", _launcher(library.launcher())
     level = library.threads()
-    yield (
-        "thread level",
-        level + ("" if level == "multiple" else " (multiple is needed for a progress thread)"),
-    )
-    yield (
-        "ranks",
-        f"{mesh.size} on {counted(world.num_nodes, 'nodes')}: "
-        + ", ".join(f"{host} {count}" for host, count in hosts.items()),
-    )
+    yield "thread level", level + " (multiple is needed for a progress thread)" * (level != "multiple")
+    places = ", ".join(f"{host} {count}" for host, count in hosts.items())
+    yield "ranks", f"{mesh.size} on {counted(world.num_nodes, 'nodes')}: {places}"
     cores = len(cores_of_process())
     hint = crowded(library.vendor(), world.node.size, world.node_cores)
     yield "cores", "; ".join(filter(None, [f"{cores} for rank 0", hint]))
@@ -139,35 +133,18 @@ def _gpus(world: World) -> list[Line]:
     kinds = set(world.all_gather("their devices", devices.vendor))
     lines = _torch(devices)
     if None in kinds or len(kinds) > 1:
-        without = (
-            "on no rank"
-            if kinds == {None}
-            else f"not the same on all ranks: {', '.join(sorted(map(_maker, kinds)))}"
-        )
-        return [
-            *lines,
-            ("GPUs", without),
-            *((f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS),
-        ]
+        makers = sorted(f"{gpus.VENDORS[kind]}'s" if kind else "none" for kind in kinds)
+        without = "on no rank" if kinds == {None} else f"not the same on all ranks: {', '.join(makers)}"
+        aware = [(f"MPI, {vendor}", _awareness(vendor)) for vendor in gpus.VENDORS]
+        return [*lines, ("GPUs", without), *aware]
     mine = device_placement.take_turns(devices, world)
     mine.use()
     used = Counter(world.all_gather("their GPUs", mine.gpu.name if mine.first else None))
-    lines.append(
-        (
-            "GPUs",
-            ", ".join(f"{count} x {name}" for name, count in used.items() if name)
-            + f"; rank 0 has {mine.gpu}",
-        )
-    )
+    cards = ", ".join(f"{count} x {name}" for name, count in used.items() if name)
+    lines.append(("GPUs", f"{cards}; rank 0 has {mine.gpu}"))
     lines.append(("shared", device_placement.shared(mine, world) or "none: each rank has its own"))
     lines.append((f"MPI, {devices.vendor}", _awareness(devices.vendor)))
     return [*lines, ("messages", str(device_placement.way_of_messages(mine, world, "auto", TIMEOUT_S)))]
-
-
-def _maker(vendor: str | None) -> str:
-    from mpitrain.training.machine.gpus import VENDORS
-
-    return f"{VENDORS[vendor]}'s" if vendor else "none"
 
 
 def _awareness(vendor: str) -> str:

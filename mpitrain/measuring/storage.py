@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.comm.base.world import World
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import shown
+from mpitrain.inputs import os_errors_as, shown
 from mpitrain.measuring.device import REPEATS, Samples
 
 WRITTEN = 1 << 27  # bytes of a rank
@@ -46,14 +46,13 @@ def measured(world: World, folder: str, near: int) -> Iterator[Samples]:
 def _seconds(folder: str) -> float:
     """Return how long a file takes until it is on disk. What can be compressed would be faster."""
     piece = np.random.default_rng(os.getpid()).bytes(AT_ONCE)
-    try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            begin = time.perf_counter()
-            for _ in range(WRITTEN // AT_ONCE):
-                file.write(piece)
-            os.fsync(file.fileno())
-            return time.perf_counter() - begin
-    except OSError as error:
-        raise ConfigError(
-            f"--storage {shown(folder)}: {error.strerror}; needed room for {WRITTEN >> 20} MiB of each rank"
-        ) from None
+    needed = f"needed room for {WRITTEN >> 20} MiB of each rank"
+    with (
+        os_errors_as(ConfigError, f"--storage {shown(folder)}", needed),
+        tempfile.TemporaryFile(dir=folder, buffering=0) as file,
+    ):
+        begin = time.perf_counter()
+        for _ in range(WRITTEN // AT_ONCE):
+            file.write(piece)
+        os.fsync(file.fileno())
+        return time.perf_counter() - begin

@@ -15,6 +15,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from mpitrain.plan.predict.step_time.machine import MachineFile, machine_of
@@ -32,6 +33,8 @@ MODES = (*UNFITTED, "calibrated")
 YARDSTICKS = ("flop rate", "sheet x factor", "held back")
 SWEEP = 8  # layouts at least
 T = TypeVar("T")
+_system = attrgetter("row.whole_system")
+_regime = attrgetter("row.regime")
 
 
 class PredictedRow(NamedTuple):
@@ -151,7 +154,7 @@ def _of_systems(others: Sequence[PredictedRow], regime: str, machine: MachineFil
     """
     middle = math.log(machine.expected().middle)
     alike = [each for each in others if each.row.regime == regime]
-    frameworks = _by(alike, lambda each: each.row.framework).values()
+    frameworks = _by(alike, attrgetter("row.framework")).values()
     if not frameworks:
         return middle
     found = [statistics.median(each.sample.longer for each in own) for own in frameworks]
@@ -173,14 +176,6 @@ def _by(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     for item in items:
         found[key(item)].append(item)
     return dict(found)
-
-
-def _system(each: PredictedRow) -> str:
-    return each.row.whole_system
-
-
-def _regime(each: PredictedRow) -> str:
-    return each.row.regime
 
 
 # ---------------------------------------------------------------- what is reported
@@ -268,7 +263,7 @@ def _medians(
 def _machines(counted: Sequence[PredictedRow]) -> dict[str, Any]:
     """Return what is never calibrated, of all rows of a machine: the median over systems."""
     found: dict[str, dict[str, float]] = {}
-    for machine, rows in _by(counted, lambda each: each.row.machine.name).items():
+    for machine, rows in _by(counted, attrgetter("row.machine.name")).items():
         systems = list(_by(rows, _system).values())
         signed = {f"{mode} signed": error for mode, error in _medians(systems, UNFITTED, "q50").items()}
         counts = {"rows": len(rows), "systems": len(systems)}
@@ -321,7 +316,7 @@ def _unknown_held(rows: Sequence[PredictedRow]) -> dict[str, Any]:
 def _sweeps(counted: Sequence[PredictedRow]) -> list[dict[str, Any]]:
     """Return of each sweep of one model and batch what the first choice and a random pick lose."""
     found = []
-    for name, own in _by(counted, lambda each: each.row.sweep).items():
+    for name, own in _by(counted, attrgetter("row.sweep")).items():
         if len({each.row.layout for each in own}) < SWEEP:
             continue
         # of a token, since a column may name a sweep over batches
@@ -348,8 +343,8 @@ def _memory(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
     """Return the errors of memory by formula, and with two constants where more is reserved."""
     found = []
     having = [each for each in rows if each.row.measured.memory_bytes and not each.row.is_interval]
-    for allocated, own in _by(having, lambda each: each.row.convention.max_allocated).items():
-        for system, here in _by(own, lambda each: each.row.system).items():
+    for allocated, own in _by(having, attrgetter("row.convention.max_allocated")).items():
+        for system, here in _by(own, attrgetter("row.system")).items():
             fitted = [each for each in here if each.row.fitted]
             held_out = [each for each in here if not each.row.fitted]
             line = _line(fitted) if not allocated and len(fitted) >= FEWEST else (1.0, 0.0)

@@ -32,7 +32,7 @@ from mpitrain.plan.predict.step_time.machine import (
 from mpitrain.plan.predict.step_time.resolved_layout import compute_of, layout_of
 from mpitrain.plan.predict.step_time.stage_seconds import groups_of
 from mpitrain.planner.after_run import NO_PREDICTION, machine_of_run, measured_terms, predicted_terms
-from mpitrain.planner.calibration_file import CalibrationFile, LoggedChange
+from mpitrain.planner.calibration_file import CalibrationFile
 from mpitrain.planner.measured_run import MeasuredRun
 
 LEAST = 0.1  # of a measured step: a part that is large enough to tell
@@ -71,7 +71,7 @@ def calibrate(run: MeasuredRun, file: CalibrationFile, today: date) -> str:
     where = f"a run of {shown(run.plan.config.model.preset)} on {counted(run.plan.axes.grid.size, 'ranks')}"
     if not file.exists:  # a next run is to find it, whatever this one could tell
         after = _here(after, run)
-    trouble = file.write(after, LoggedChange(before, today, where))
+    trouble = file.write(after, before, today, where)
     if trouble:
         return f"--calibrate: {trouble}"
     if not changes:
@@ -105,13 +105,20 @@ def calibrated(run: MeasuredRun, machine: MachineFile) -> tuple[MachineFile, lis
 def _of_computing(run: MeasuredRun, machine: MachineFile) -> tuple[MachineFile, Calibrated]:
     dtype = compute_of(run.plan.config, machine_of(machine))
 
-    def throughput(given: MachineFile, factor: float) -> MachineFile:
-        return _with_throughput(given, dtype, factor)
+    def faster(key: str, figure: Figure, factor: float) -> Figure:
+        table, _, name = key.partition(".")
+        mine = name.partition("_")[0] == dtype if table == "products" else table in ("attention", "memory")
+        return _faster(figure, factor) if mine else figure
 
-    kinds = {
-        "launches": _with_launches,
-        f"throughput of {dtype} products, attention and memory": throughput,
-    }
+    def throughput(given: MachineFile, factor: float) -> MachineFile:
+        # small and grouped products keep their share of the large ones'
+        return given.with_figures(lambda key, figure: faster(key, figure, factor))
+
+    def launches(given: MachineFile, factor: float) -> MachineFile:
+        took = _rounded(min(LONGEST_LAUNCH_S[given.device], given.launch_s / factor))
+        return replace(given, launch_s=took)
+
+    kinds = {"launches": launches, f"throughput of {dtype} products, attention and memory": throughput}
     return _fitted(run, machine, "computing", ("computing",), kinds)
 
 
@@ -218,18 +225,3 @@ def _faster(figure: Figure, factor: float) -> Figure:
     if sustained <= figure.peak:
         return replace(figure, sustained=sustained)
     return replace(figure, sustained=sustained, peak=sustained, peak_source="as calibrated")
-
-
-def _with_throughput(given: MachineFile, dtype: str, factor: float) -> MachineFile:
-    """Return a machine with other rates; small and grouped products keep their share of the large ones'."""
-
-    def faster(key: str, figure: Figure) -> Figure:
-        table, _, name = key.partition(".")
-        mine = name.partition("_")[0] == dtype if table == "products" else table in ("attention", "memory")
-        return _faster(figure, factor) if mine else figure
-
-    return given.with_figures(faster)
-
-
-def _with_launches(given: MachineFile, factor: float) -> MachineFile:
-    return replace(given, launch_s=_rounded(min(LONGEST_LAUNCH_S[given.device], given.launch_s / factor)))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import read_text, replacing, shown
+from mpitrain.inputs import os_errors_as, read_text, replacing, shown
 from mpitrain.plan.predict.step_time.machine import CALIBRATED, LINKS, MOST_BYTES, Figure, MachineFile
 
 MOST_NAME = 150  # characters of a machine's name that are kept
@@ -23,14 +23,6 @@ def require_name(path: str) -> None:
     """Raise ConfigError for a name that no machine's file has."""
     if not path.endswith(".toml"):
         raise ConfigError(f"--calibrate {shown(path)}: found another name; needed one that ends with .toml")
-
-
-class LoggedChange(NamedTuple):
-    """A machine before it was calibrated, when that was, and by which run."""
-
-    before: MachineFile
-    day: date
-    run: str
 
 
 class CalibrationFile(NamedTuple):
@@ -45,13 +37,11 @@ class CalibrationFile(NamedTuple):
         name = f"--calibrate {shown(path)}"
         require_name(path)
         file = Path(path)
-        try:
+        with os_errors_as(ConfigError, name, "give another file"):
             found = file.stat() if file.exists() else None
             folder = file.resolve().parent
             is_there, may_write = folder.is_dir(), os.access(folder, os.W_OK)
             same = found is not None and machine.endswith(".toml") and file.samefile(machine)
-        except OSError as error:
-            raise ConfigError(f"{name}: {error.strerror}; give another file") from None
         if found is None:
             if not is_there or not may_write:
                 raise ConfigError(f"{name}: its folder can't be written; give a file in one that can")
@@ -71,19 +61,18 @@ class CalibrationFile(NamedTuple):
     def shown(self) -> str:
         return shown(self.path)
 
-    def write(self, machine: MachineFile, change: LoggedChange) -> str:
-        """Write the machine in one piece; return what went wrong, "" for nothing."""
-        old = _values(change.before)
+    def write(self, machine: MachineFile, before: MachineFile, day: date, run: str) -> str:
+        """Write the machine in one piece; return what went wrong, "" for nothing.
+
+        before, day, run: what it was until it was calibrated, when that is, and by which run.
+        """
+        old, when = _values(before), f"{day.isoformat()}, {run}"
         changed = {key: value for key, value in _values(machine).items() if value != old[key]}
-        log = [
-            f"# {change.day.isoformat()}, {change.run}: {key} was {old[key]:.6g}{_source(change.before, key)}"
-            for key in changed
-        ]
-        machine = _sourced(machine, changed, f"{CALIBRATED} {change.day.isoformat()}, {change.run}")
+        log = [f"# {when}: {key} was {old[key]:.6g}{_source(before, key)}" for key in changed]
+        machine = _sourced(machine, changed, f"{CALIBRATED} {when}")
         if not self.exists:
-            machine = msgspec.structs.replace(
-                machine, name=f"{machine.name[:MOST_NAME]}, calibrated", aliases=[]
-            )
+            name = f"{machine.name[:MOST_NAME]}, calibrated"
+            machine = msgspec.structs.replace(machine, name=name, aliases=[])
         try:
             comments = [*self._comments(), *log][-MOST_COMMENTS:]
             text = "\n".join([*comments, machine.to_toml()])

@@ -136,23 +136,15 @@ def _degrees(space: SearchSpace, model: StepModel) -> Iterator[tuple[int, int, i
 
 def _zeros(space: SearchSpace, data: int, pp: int, tp: int) -> list[tuple[int, int]]:
     """Return ZeRO's stages with the ranks that share state; 3 alone where gathers are fixed."""
-    gathers = space.fixed.get("parallel.gather", GATHER) != GATHER
-    stages = _stages_of_zero(space, data, pp, tp)
-    return [(zero, sharded) for zero, sharded in stages if zero == 3 or not gathers]
-
-
-def _stages_of_zero(space: SearchSpace, data: int, pp: int, tp: int) -> list[tuple[int, int]]:
+    stages = [(0, 0)] if data == 1 else [(1, 0)]
     if {"parallel.zero", "parallel.dp_shard"} & set(space.fixed):
-        sharded = space.fixed.get("parallel.dp_shard", 0)
-        return [(zero, sharded) for zero in space.choices("parallel.zero", (1, 3)[: 1 + (pp == 1)])]
-    if data == 1:
-        return [(0, 0)]
-    stages = [(1, 0)]
-    if pp == 1:
-        stages.append((3, 0))
+        shared = space.fixed.get("parallel.dp_shard", 0)
+        stages = [(zero, shared) for zero in space.choices("parallel.zero", (1, 3)[: 1 + (pp == 1)])]
+    elif data > 1 and pp == 1:
         node = space.machine.ranks_per_node // tp
-        stages += [(3, node)] * (1 < node < data and data % node == 0)
-    return stages
+        stages += [(3, 0), *[(3, node)] * (1 < node < data and data % node == 0)]
+    gathers = space.fixed.get("parallel.gather", GATHER) != GATHER
+    return [(zero, sharded) for zero, sharded in stages if zero == 3 or not gathers]
 
 
 def _experts(space: SearchSpace, model: StepModel, ranks: int, tp: int) -> list[tuple[int, int]]:
@@ -170,7 +162,7 @@ def _experts(space: SearchSpace, model: StepModel, ranks: int, tp: int) -> list[
 
 
 def _schedules(space: SearchSpace, model: StepModel, pp: int) -> list[tuple[str, int | None]]:
-    """Return schedules with their pipeline.chunks: nothing more complex than is needed."""
+    """Return schedules with pipeline.chunks (None: as many as it has): nothing more complex than needed."""
     chunks = space.fixed.get("pipeline.chunks")
     names = catalog.PROPOSED
     if pp == 1:
@@ -180,16 +172,9 @@ def _schedules(space: SearchSpace, model: StepModel, pp: int) -> list[tuple[str,
     return [
         (name, number)
         for name in space.choices("pipeline.schedule", names)
-        for number in _chunks(name, chunks)
+        for number in ((2, 4) if name in catalog.LOOPED and not chunks else (chunks,))
         if pp * (number or 1) <= model.sizes.layers
     ]
-
-
-def _chunks(name: str, fixed: int | None) -> tuple[int | None, ...]:
-    """Return values of pipeline.chunks to try with a schedule; None: as many as it has."""
-    if name in catalog.LOOPED and not fixed:
-        return (2, 4)
-    return (fixed,)
 
 
 def _divisors(number: int) -> list[int]:

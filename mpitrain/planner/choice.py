@@ -6,6 +6,7 @@ What the user gave stays as it is, also where it is the default; the rest is sea
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,7 +61,8 @@ class RunnableLayout(NamedTuple):
         return self.candidate._replace(found=self.candidate.found.times(rates.spread.middle))
 
 
-class PlannedLayouts(NamedTuple):
+@dataclass(frozen=True)
+class PlannedLayouts:
     """The layouts that fit, best first, with all that they were chosen by.
 
     limit: bytes that a rank may hold. notes: what was assumed.
@@ -93,7 +95,7 @@ def choose_layouts(
         limit = limit._replace(total_bytes=rates.memory_bytes * limit.ranks)
     _refuse_type(given, rates)
     model = model_of(given)
-    space = _space(loaded, ranks, rates)._replace(may_offload=_may_offload(loaded, rates))
+    space = _space(loaded, ranks, rates)
     notes = _assumptions(given, space)
     if not origins.is_given("data.sequence"):
         notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
@@ -137,9 +139,10 @@ def _space(given: LoadedConfig, ranks: int, rates: MachineRates) -> SearchSpace:
     config, origins = given
     batch = config.batch.global_ or _assumed_batch(config, ranks)
     tokenizer = tokenizer_of(config.data)
+    is_open = config.memory.offload == "none" and not origins.is_given("memory.offload")
     return SearchSpace(
         settings.with_values(config, {"batch.global_": batch}), fixed_keys(config, origins), ranks, rates,
-        tokenizer.vocab, tokenizer.needed, expert_load_of(config, batch),
+        tokenizer.vocab, tokenizer.needed, expert_load_of(config, batch), is_open and rates.on_gpu,
     )  # fmt: skip
 
 
@@ -170,12 +173,6 @@ def _assumed_batch(config: Config, ranks: int) -> int:
     dp = parallel.dp or max(1, ranks // (parallel.tp * parallel.cp * max(1, parallel.pp)))
     each = dp * config.batch.micro
     return each * math.ceil(max(32, ranks) / each)
-
-
-def _may_offload(given: LoadedConfig, rates: MachineRates) -> bool:
-    """Return whether memory.offload is open, and of a GPU, whose host has memory of its own."""
-    is_open = given.config.memory.offload == "none" and not given.origins.is_given("memory.offload")
-    return is_open and rates.on_gpu
 
 
 def planned(config: Config, ranks: int, rates: MachineRates) -> Plan:

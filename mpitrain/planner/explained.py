@@ -130,14 +130,8 @@ def idle_degrees(model: StepModel, ranks: int, fixed: FixedKeys) -> str:
     inside = math.prod(named.values())
     words = " x ".join(f"{axis} {size}" for axis, size in named.items())
     if ranks % inside or (len(named) == 4 and ranks != inside):
-        return (
-            f"{words} = {inside} doesn't make {counted(ranks, 'ranks')}"
-            if len(named) > 1
-            else f"{words} of {counted(ranks, 'ranks')}"
-        )
+        are = f" = {inside} doesn't make" if len(named) > 1 else " of"
+        return f"{words}{are} {counted(ranks, 'ranks')}"
     stages = fixed.get("parallel.pp", 1) * fixed.get("pipeline.chunks", 1)
-    return (
-        f"{counted(stages, 'stages')} of {counted(model.sizes.layers, 'blocks')}"
-        if stages > model.sizes.layers
-        else ""
-    )
+    few = stages > model.sizes.layers
+    return f"{counted(stages, 'stages')} of {counted(model.sizes.layers, 'blocks')}" if few else ""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import read_text, shown
+from mpitrain.inputs import os_errors_as, read_text, shown
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.layout import require_possible
 from mpitrain.plan.predict.step_time.machine import MachineFile, find_machine, known_machine
@@ -30,6 +30,7 @@ MOST_COLUMNS = 1_000  # each row is held with all of them
 MOST_ROWS = 2_000  # of which each is predicted, for seconds of all
 NEEDED = ("system", "model", "gpu_type")
 HALVES = ("half", "split", "fold")  # the column that says which rows are fitted to
+EXACT = {"iter_s", "tok_s_gpu", "samples_s_gpu"}  # columns that say a step's time without its FLOPs
 FITTED = ("fit", "train", "a", "0", "calibrate")
 
 
@@ -98,10 +99,8 @@ def read_rows(path: str, machine: str = "") -> tuple[list[Row], list[Refused]]:
     machine: a name or a machine's file, for rows whose gpu_type is empty or names it.
     """
     own = find_machine(machine) if machine else None
-    try:
+    with os_errors_as(ConfigError, shown(path), "give a CSV file of published steps"):
         text = read_text(path, MOST_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{shown(path)}: {error.strerror}; give a CSV file of published steps") from None
     try:
         return _rows(path, csv.DictReader(io.StringIO(text)), own)
     except csv.Error as error:  # a field of more than 131,072 characters
@@ -164,18 +163,12 @@ def _row(name: str, fields: Mapping[str, str], own: MachineFile | None) -> Row:
     machine = _with_cards(_machine(fields["gpu_type"], own), number_in(fields, "node_gbit"))
     model = model_in(fields, assumed)
     layouts = layouts_in(fields, model, convention, assumed)
-    for layout in layouts:
-        require_possible(layout, model)
+    for each in layouts:
+        require_possible(each, model)
+    layout = layouts[0]
     halves = [fields[key].lower() for key in HALVES if fields.get(key)]
-    measured = _measured(fields, model, layouts[0], machine, convention)
-    key = (
-        fields["system"],
-        model.name,
-        machine.name,
-        layouts[0].ranks,
-        layouts[0].sequence,
-        layouts[0].batch,
-    )
+    measured = _measured(fields, model, layout, machine, convention)
+    key = (fields["system"], model.name, machine.name, layout.ranks, layout.sequence, layout.batch)
     sweep = fields.get("sweep") or " ".join(map(str, key))
     fitted = halves[0] in FITTED if halves else None
     source = re.split(r"[ @]", fields.get("source") or fields["system"])[0]
@@ -204,11 +197,7 @@ def _measured(
     oom = "oom" in fields.get("role", "").lower()
     named = list(found)
     for one, other in zip(named, named[1:]):
-        exact = one in ("iter_s", "tok_s_gpu", "samples_s_gpu") and other in (
-            "iter_s",
-            "tok_s_gpu",
-            "samples_s_gpu",
-        )
+        exact = {one, other} <= EXACT
         if abs(math.log(found[one] / found[other])) > (DIFFER if exact else 4 * DIFFER):
             raise ConfigError(
                 f"{one} = {fields[one]} contradicts {other} = {fields[other]}: steps of "

@@ -275,6 +275,7 @@ def test_a_machine_like_it_is_found_by_the_name_of_the_gpu(name, like):
     ("options", "message"),
     [
         (("--out", "{}/missing/m.toml"), "--out {0}/missing/m.toml: no folder {0}/missing; needed a file"),
+        (("--out", "{}/m.json"), "--out {0}/m.json: found '.json', needed one of .toml"),
         pytest.param(
             ("--out", "{}/m.toml", "--like", "h20"),
             "machine h20: found no such machine; did you mean",

@@ -9,9 +9,14 @@ from mpitrain.checkpoint.steps import same_everywhere, steps_at
 from mpitrain.cluster.team import Team
 from mpitrain.errors import DONE, FAILED, CheckpointError, counted
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.declared.formatting import Column, tabled, thousands
 
 MOST_SHOWN = 40
+COLUMNS = (
+    Column("array", "name"),
+    Column("numbers that differ", "count", thousands), Column("of", "size", thousands),
+    Column("by at most", "most", "{:.3g}".format), Column("largest", "scale", "{:.3g}".format),
+)  # fmt: skip
 
 
 def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]) -> int:
@@ -60,8 +65,7 @@ def _report_lines(names: Names, differences: list[ArrayDifference], others: list
     num_equal, num_differing = len(names.equal), len(names.differing)
     yield f"equal: {counted(num_equal, 'arrays')}; different: {num_differing}{':' if differences else ''}"
     if differences:
-        title = ("array", "numbers that differ", "of", "by at most", "largest")
-        yield aligned([title, *map(_row, differences[:MOST_SHOWN])])
+        yield tabled(COLUMNS, differences[:MOST_SHOWN])
     if len(differences) > MOST_SHOWN:
         yield f"  ... and {len(differences) - MOST_SHOWN:,} more, which differ by less"
     for lines in others:
@@ -77,13 +81,3 @@ def _about(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
             if one.get(key) != other.get(key):
                 first, second = (shown(json.dumps(facts.get(key), default=str)) for facts in (one, other))
                 yield f"{what} {shown(key)}: {first} in the first, {second} in the second"
-
-
-def _row(difference: ArrayDifference) -> tuple[str, ...]:
-    return (
-        difference.name,
-        f"{difference.count:,}",
-        f"{difference.size:,}",
-        f"{difference.most:.3g}",
-        f"{difference.scale:.3g}",
-    )

@@ -1,6 +1,5 @@
 """`mpitrain plan backtest ROWS.csv`: predicted against published steps and memory, as text and files."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from mpitrain.commands.output_file import PICTURES, as_csv, require_file, write
 from mpitrain.commands.plan.backtest_text import as_text
 from mpitrain.errors import ConfigError
 from mpitrain.inputs import rendered
-from mpitrain.plan.declared.formatting import finite
+from mpitrain.plan.declared import formatting
 from mpitrain.planner.backtest_errors import BacktestOutcome, by_row, predict_rows, report
 from mpitrain.planner.fitted import machine_text
 
@@ -29,9 +28,8 @@ def backtest(path: str, as_json: bool = False, out: str | None = None, machine: 
     outcome = predict_rows(path, machine)
     if out is not None:
         _write(outcome, out, Path(path).name)
-    if as_json:
-        return json.dumps(finite(report(outcome)), indent=1, allow_nan=False)
-    return as_text(report(outcome), Path(path).name)
+    found = report(outcome)
+    return formatting.as_json(found) if as_json else as_text(found, Path(path).name)
 
 
 def _write(outcome: BacktestOutcome, out: str, source: str) -> None:

@@ -13,6 +13,10 @@ def _percent(value: float) -> str:
     return "    -" if math.isnan(value) else f"{100 * value:5.1f}"
 
 
+def _short(value: float) -> str:
+    return _percent(value).strip()
+
+
 def as_text(report: Mapping[str, Any], name: str) -> str:
     lines = [
         f"{name}: {counted(report['rows'], 'rows')}; {report['predicted']} predicted, {report['interval']} "
@@ -72,7 +76,7 @@ def _text_of_systems(report: Mapping[str, Any]) -> list[str]:
 def _text_of_bars(report: Mapping[str, Any]) -> list[str]:
     lines = ["median over systems of their median |error| in %:"]
     for name, each in report["bars"].items():
-        words = ", ".join(f"{mode} {_percent(each[mode]).strip()}" for mode in (*MODES, *YARDSTICKS))
+        words = ", ".join(f"{mode} {_short(each[mode])}" for mode in (*MODES, *YARDSTICKS))
         lines.append(f"  {name} ({each['systems']}): {words}")
     return lines
 
@@ -81,8 +85,7 @@ def _text_of_machines(report: Mapping[str, Any]) -> list[str]:
     lines = ["never calibrated, all rows, median over systems of |error| (and with its sign) in %:"]
     for machine, each in report["machines"].items():
         words = ", ".join(
-            f"{mode} {_percent(each[mode]).strip()} ({_percent(each[f'{mode} signed']).strip()})"
-            for mode in UNFITTED
+            f"{mode} {_short(each[mode])} ({_short(each[f'{mode} signed'])})" for mode in UNFITTED
         )
         counts = f"{counted(each['systems'], 'systems')}, {counted(each['rows'], 'rows')}"
         lines.append(f"  {machine} ({counts}): {words}")
@@ -100,9 +103,9 @@ def _text_of_sweeps(report: Mapping[str, Any]) -> list[str]:
             spread = [each["rank_correlation"] for each in own if each["spread"] > 0.3]
             lines.append(
                 f"  {where} ({len(own)}): the first choice loses "
-                f"{_percent(quantile(losses, 0.5)).strip()} % (median), "
-                f"{_percent(quantile(losses, 0.9)).strip()} (90 %); a random pick "
-                f"{_percent(random).strip()}; rank correlation where it matters "
+                f"{_short(quantile(losses, 0.5))} % (median), "
+                f"{_short(quantile(losses, 0.9))} (90 %); a random pick "
+                f"{_short(random)}; rank correlation where it matters "
                 f"{quantile(spread, 0.5):.2f}"
             )
     return lines
@@ -112,10 +115,10 @@ def _text_of_memory(report: Mapping[str, Any]) -> list[str]:
     lines = ["memory by formula (mem_gb in GiB): median, 90 %, with sign; then with two constants fitted:"]
     lines += [
         f"  {each['system']} ({each['definition']}, {counted(each['rows'], 'rows')}): "
-        f"{_percent(each['median']).strip()} %, {_percent(each['p90']).strip()}, "
-        f"{_percent(each['signed']).strip()}; "
+        f"{_short(each['median'])} %, {_short(each['p90'])}, "
+        f"{_short(each['signed'])}; "
         + (
-            f"{_percent(each['after_fit_median']).strip()} of {each['after_fit_rows']}"
+            f"{_short(each['after_fit_median'])} of {each['after_fit_rows']}"
             if each["definition"] != "max allocated"
             else "not needed"
         )

@@ -21,7 +21,7 @@ from mpitrain.commands.plan.sweep_layouts import (
 from mpitrain.commands.requests import SweepRequest
 from mpitrain.errors import ConfigError, InputError, counted
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.declared.formatting import Column, tabled, thousands
 from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.training.run_plan import ranks_of
@@ -29,6 +29,12 @@ from mpitrain.training.run_plan import ranks_of
 LOAD = (
     ", load is rows of the rank of ep whose experts had most, over the mean (run.expert_load predicts by it)"
 )
+COLUMNS = (
+    Column("measured s", "measured_s", number), Column("predicted s", "predicted_s", number),
+    Column("measured / predicted", "ratio", number), Column("speed", "speed", number),
+    Column("tokens/s", "tokens_per_s", thousands), Column("GB/rank", "held_gb", number),
+    Column("load", "expert_load", number), Column("layout", "layout"),
+)  # fmt: skip
 
 
 class SweptLayout(NamedTuple):
@@ -48,6 +54,11 @@ class SweptLayout(NamedTuple):
     held_gb: float | None = None
     expert_load: float | None = None
     refused: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted seconds."""
+        return self.measured_s / self.predicted_s if self.measured_s and self.predicted_s else None
 
 
 def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
@@ -131,19 +142,9 @@ def _swept(asked: SweepRequest, layout: str, world: World, guard: Guard) -> Swep
 
 
 def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> str:
-    measured = [row for row in rows if row.measured_s is not None]
+    measured = sorted((row for row in rows if row.measured_s), key=lambda row: row.measured_s or 0)
     has_load = any(row.expert_load for row in rows)
-    names = ("measured s", "predicted s", "measured / predicted", "speed", "tokens/s", "GB/rank")
-    table = [(*names, *["load"] * has_load, "layout")]
-    for row in sorted(measured, key=lambda row: row.measured_s or 0.0):
-        ratio = row.measured_s / row.predicted_s if row.predicted_s else None
-        table.append(
-            (
-                number(row.measured_s), number(row.predicted_s), number(ratio), number(row.speed),
-                f"{row.tokens_per_s:,.0f}", number(row.held_gb), *[number(row.expert_load)] * has_load,
-                row.layout,
-            )
-        )  # fmt: skip
+    columns = [column for column in COLUMNS if has_load or column.key != "expert_load"]
     title = (
         f"{len(measured)} of {counted(len(rows), 'layouts')} on {counted(world.size, 'ranks')}, "
         "the fastest first; a step is "
@@ -151,7 +152,7 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
         f"steps as a share of what the machine's file says{LOAD if has_load else ''}:"
     )
     refused = [f"refused: {row.layout}: {row.refused}" for row in rows if row.refused]
-    return "\n".join([title, *([aligned(table)] if measured else []), *refused])
+    return "\n".join([title, *([tabled(columns, measured)] if measured else []), *refused])
 
 
 def _picture(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> bytes:
@@ -166,9 +167,7 @@ def _picture(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> by
     }
     speeds = {at: row.tokens_per_s for at, row in cells.items()}
     predicted = {
-        at: row.tokens_per_s * row.measured_s / row.predicted_s
-        if row.tokens_per_s and row.measured_s and row.predicted_s
-        else None
+        at: row.tokens_per_s * row.ratio if row.tokens_per_s and row.ratio else None
         for at, row in cells.items()
     }
     title = f"tokens/s of layouts on {counted(ranks, 'ranks')}"

@@ -1,12 +1,12 @@
 """`mpitrain plan`: print and write the best layouts, which planner/choice.py finds."""
 
-import json
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpitrain import config as settings
 from mpitrain.cluster.progress_bar import ProgressBar
@@ -19,16 +19,12 @@ from mpitrain.data.batch_sizes import amount_in
 from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import as_argument, shown
 from mpitrain.origins import FILE, PLANNER, SET, KeyOrigin
-from mpitrain.plan.declared.formatting import finite
-from mpitrain.plan.declared.step_layout import StepLayout
+from mpitrain.plan.declared.formatting import as_json
 from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
-from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.step import hfu, mfu
-from mpitrain.plan.predict.step_time.step_model import StepModel
-from mpitrain.planner.candidates import FixedKeys
-from mpitrain.planner.choice import FULL, RunnableLayout, choose_layouts, few_digits, named
+from mpitrain.planner.choice import FULL, PlannedLayouts, RunnableLayout, choose_layouts, few_digits, named
 from mpitrain.planner.explained import balance, binding, rules, terms_of, why_lost
 from mpitrain.planner.goodput import (
     NODE_HOURS,
@@ -40,7 +36,7 @@ from mpitrain.planner.goodput import (
     save_times,
     with_copies,
 )
-from mpitrain.planner.search import Candidate, SearchResult
+from mpitrain.planner.search import Candidate
 from mpitrain.training.run_plan import beginning
 
 TOP = 5  # layouts that are printed
@@ -55,7 +51,7 @@ def make_plan(asked: PlanRequest, ranks: int) -> str:
     """Return the answer as text or JSON; write the best configuration. Raises as find_layouts() does."""
     answer = find_layouts(asked, ranks)
     if asked.json:
-        return json.dumps(finite(answer.as_tree()), indent=1, allow_nan=False)
+        return as_json(answer.as_tree())
     if not asked.what_if:
         return answer.as_text()
     return "\n".join([answer.as_text(), "", _against_unchanged(asked, answer)])
@@ -69,7 +65,7 @@ def _against_unchanged(asked: PlanRequest, answer: "PlanAnswer") -> str:
         before = find_layouts(unchanged, answer.ranks).chosen[0]
     except ConfigError as error:
         return f"what if {names}: something fits. Without, {error.args[0]}"
-    old, new = (each.expected(answer.rates) for each in (before, answer.chosen[0]))
+    old, new = before.expected(answer.rates), answer.best
     times = old.found.seconds / new.found.seconds
     same = "the same layout" if old.layout == new.layout else f"instead of {old.layout.describe()}"
     return (
@@ -87,9 +83,8 @@ def scaling(asked: PlanRequest, counts: Sequence[int]) -> str:
         except ConfigError as error:
             points.append(ScalingPoint(count, None, why=error.args[0]))
             continue
-        best = answer.chosen[0]
-        layout, step, _ = best.expected(answer.rates)
-        low, high = answer.between(best)
+        layout, step, _ = answer.best
+        low, high = answer.between(answer.chosen[0])
         used = mfu(answer.model, layout, answer.rates, step.seconds)
         points.append(ScalingPoint(count, layout, step.seconds, (low, high), used))
     if not asked.json:
@@ -98,7 +93,7 @@ def scaling(asked: PlanRequest, counts: Sequence[int]) -> str:
         {**each._asdict(), "layout": each.layout and each.layout._asdict(), "tokens_per_s": each.tokens_per_s}
         for each in points
     ]
-    return json.dumps(finite({"scaling": tree}), indent=1, allow_nan=False)
+    return as_json({"scaling": tree})
 
 
 def find_layouts(asked: PlanRequest, ranks: int, node_ranks: int = 0) -> "PlanAnswer":
@@ -112,7 +107,7 @@ def find_layouts(asked: PlanRequest, ranks: int, node_ranks: int = 0) -> "PlanAn
     tokens = _tokens(asked.tokens)
     with ProgressBar("mpitrain plan"):
         planned = choose_layouts(loaded, ranks, asked.top or TOP, node_ranks, changed)
-    answer = PlanAnswer(asked, ranks, tokens, *planned[1:])
+    answer = PlanAnswer(**vars(planned), asked=asked, tokens=tokens)
     best = answer.chosen[0]
     if asked.all is not None:
         write("--all", asked.all, _all_layouts(answer, Path(asked.all).suffix))
@@ -186,19 +181,17 @@ def _tokens(text: str | None) -> float:
     return float(tokens)
 
 
-class PlanAnswer(NamedTuple):
+@dataclass(frozen=True)
+class PlanAnswer(PlannedLayouts):
     """All that was found, to be shown."""
 
     asked: PlanRequest
-    ranks: int
     tokens: float
-    model: StepModel
-    rates: MachineRates
-    found: SearchResult
-    chosen: list[RunnableLayout]
-    limit: float
-    notes: list[str]
-    fixed: FixedKeys
+
+    @cached_property
+    def best(self) -> Candidate:
+        """The first layout, with the seconds that the machine's steps take in the median."""
+        return self.chosen[0].expected(self.rates)
 
     def as_tree(self) -> dict[str, Any]:
         return {
@@ -206,7 +199,7 @@ class PlanAnswer(NamedTuple):
             "ranks": self.ranks,
             "parameters": self.model.num_parameters,
             "active_parameters": self.model.num_active,
-            "flops_per_token": self.model.flops_per_token(self.chosen[0].candidate.layout.sequence),
+            "flops_per_token": self.model.flops_per_token(self.best.layout.sequence),
             "layouts_tried": self.found.tried,
             "left_out": dict(self.found.refused),
             "notes": self.notes,
@@ -242,35 +235,37 @@ class PlanAnswer(NamedTuple):
         return [bound * each.candidate.found.seconds for bound in (spread.low, spread.high)]
 
     def _advice(self) -> list[str]:
-        best = self.chosen[0]
-        layout, found = best.candidate.layout, best.candidate.found
-        return advice(self.model, layout, self.rates, found, held=best.held)
+        best, held = self.chosen[0].candidate, self.chosen[0].held
+        return advice(self.model, best.layout, self.rates, best.found, held=held)
 
+    @property
+    def _hours(self) -> float:
+        return self.asked.node_hours or NODE_HOURS
+
+    @cached_property
     def _save(self) -> SaveTimes:
-        best = self.chosen[0]
-        blocking = best.config.run.save == "blocking"
-        return save_times(self.model, best.candidate.layout, self.rates, blocking, self.asked.save_s or 0.0)
+        blocking = self.best.config.run.save == "blocking"
+        return save_times(self.model, self.best.layout, self.rates, blocking, self.asked.save_s or 0.0)
 
+    @cached_property
     def _training(self) -> Goodput:
-        best = self.chosen[0].expected(self.rates)
-        hours = self.asked.node_hours or NODE_HOURS
-        return goodput(best.layout, self.rates, best.found.seconds, self.tokens, hours, self._save())
+        layout, step, _ = self.best
+        return goodput(layout, self.rates, step.seconds, self.tokens, self._hours, self._save)
 
+    @cached_property
     def _copies(self) -> CopiesInMemory | None:
         """What recovery.every adds on several nodes; None on one, which has no partner."""
-        best = self.chosen[0].expected(self.rates)
-        if best.layout.ranks <= self.rates.ranks_per_node:
+        layout, step, _ = self.best
+        if layout.ranks <= self.rates.ranks_per_node:
             return None
-        hours = self.asked.node_hours or NODE_HOURS
-        copying_s = copy_s(self.model, best.layout, self.rates)
-        return with_copies(self._training(), best.layout, self.rates, best.found.seconds, hours, copying_s)
+        copying_s = copy_s(self.model, layout, self.rates)
+        return with_copies(self._training, layout, self.rates, step.seconds, self._hours, copying_s)
 
     def _tree_of_training(self) -> dict[str, Any]:
-        copies = self._copies()
-        return {**self._training()._asdict(), "copies": copies and copies._asdict()}
+        return {**self._training._asdict(), "copies": self._copies and self._copies._asdict()}
 
     def as_text(self) -> str:
-        best = self.chosen[0].expected(self.rates)
+        best = self.best
         lines = [
             f"{self.model.name}: {self.model.num_parameters / 1e9:.4g} billion parameters, "
             f"{self.model.num_active / 1e9:.4g} active; {counted(self.ranks, 'ranks')} of "
@@ -282,13 +277,13 @@ class PlanAnswer(NamedTuple):
             "      s/step        80 %     MFU     80 %   HFU  GB/rank  layout",
             *(self._line(number, each) for number, each in enumerate(self.chosen, start=1)),
             "",
-            self._terms(best),
-            *self._load(best.layout),
+            self._terms(),
+            *self._load(),
             *(
                 f"{number}. {why_lost(best, each.expected(self.rates))}"
                 for number, each in enumerate(self.chosen[1:], start=2)
             ),
-            *self._rules(best),
+            *self._rules(),
             *(f"advice: {line}" for line in self._advice()),
         ]
         if self.asked.explain:
@@ -317,15 +312,16 @@ class PlanAnswer(NamedTuple):
             f"{least:>3.0f}-{most:<3.0f}{used[1]:>6.1f} {memory:>7}   {layout.describe()}{full}"
         )
 
-    def _rules(self, best: Candidate) -> list[str]:
-        others = [each.candidate for each in self.chosen[1:]]
+    def _rules(self) -> list[str]:
+        best, *others = (each.candidate for each in self.chosen)
         found = rules(best, others, self.rates, self.fixed)
         return [
             *["rules that decided: " + "; ".join(found)] * bool(found),
             *["as given: " + named(self.fixed)] * bool(self.fixed),
         ]
 
-    def _terms(self, best: Candidate) -> str:
+    def _terms(self) -> str:
+        best = self.best
         terms = terms_of(best.found)
         words = ", ".join(
             f"{name} {100 * took / best.found.seconds:.1f} %" for name, took in terms.items() if took > 0
@@ -336,8 +332,9 @@ class PlanAnswer(NamedTuple):
             f"(axes: time waiting for their messages); {_short(daily)} tokens a day"
         )
 
-    def _load(self, layout: StepLayout) -> list[str]:
+    def _load(self) -> list[str]:
         """Say with which load of experts layout 1 is predicted."""
+        layout = self.best.layout
         if layout.ep == 1 or (layout.expert_load is None and self.rates.on_gpu):  # theirs have it in them
             return []
         source = "an estimate" if layout.expert_load is None else layout.expert_load.source
@@ -345,7 +342,7 @@ class PlanAnswer(NamedTuple):
         return [f"the most loaded ep rank gets {load:.3g} times the mean of tokens: {source}"]
 
     def _text_of_training(self) -> str:
-        found = self._training()
+        found = self._training
         hours = "GPU-hours" if self.rates.on_gpu else "rank-hours"
         spread = self.rates.spread
         bounds = spread.low / spread.middle, spread.high / spread.middle
@@ -360,14 +357,14 @@ class PlanAnswer(NamedTuple):
         )
         if self.asked.price:
             words += f", {within(self.asked.price * found.gpu_hours)} at {self.asked.price:g} an hour"
-        words += f"; with a failure of each node in {self.asked.node_hours or NODE_HOURS:,.0f} h "
+        words += f"; with a failure of each node in {self._hours:,.0f} h "
         if not found.share:
             return words + "no time is left between failures and saves"
         words += (
-            f"and {self._save().describe()} every {found.save_every_s / 60:,.0f} minutes, "
+            f"and {self._save.describe()} every {found.save_every_s / 60:,.0f} minutes, "
             f"{100 * found.share:.1f} % of the time trains: {within(found.days / found.share)} days"
         )
-        copies = self._copies()
+        copies = self._copies
         if not copies or copies.share <= found.share:
             return words
         return (

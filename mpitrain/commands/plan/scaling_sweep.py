@@ -30,7 +30,7 @@ from mpitrain.commands.plan.sweep_layouts import (
 from mpitrain.commands.requests import SweepRequest
 from mpitrain.errors import ConfigError, InputError, counted
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.formatting import aligned
+from mpitrain.plan.declared.formatting import Column, tabled, thousands
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
@@ -172,27 +172,32 @@ def _row(each: ToScale, found: MeasuredStep, rates: MachineRates, rows: Sequence
 
 
 def _as_text(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> str:
-    table = [
-        (
-            "ranks", "batch", "measured s", "predicted s", "tokens/s", "predicted tokens/s", "efficiency",
-            "predicted efficiency", "waiting ms", "predicted waiting ms", "layout",
-        )
-    ]  # fmt: skip
-    for row in rows:
-        table.append(
-            (
-                str(row.ranks), str(row.batch), number(row.measured_s), number(row.predicted_s),
-                f"{row.tokens_per_s:,.0f}", f"{row.predicted_tokens_per_s:,.0f}",
-                f"{row.efficiency:.2f}", f"{row.predicted_efficiency:.2f}", f"{1e3 * row.waiting_s:,.1f}",
-                f"{1e3 * row.predicted_waiting_s:,.1f}", row.layout,
-            )
-        )  # fmt: skip
     title = (
         f"{asked.scaling} scaling over the first ranks of {world.size}; a step is the median of "
         f"{asked.steps}, predicted by the figures of {machine_name(asked)}; waiting is for "
         "messages that nothing hides, and for the pipeline:"
     )
-    return "\n".join([title, aligned(table)])
+    return f"{title}\n{tabled(COLUMNS, rows)}"
+
+
+def _hundredths(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.1f}"
+
+
+COLUMNS = (
+    Column("ranks", "ranks"), Column("batch", "batch"),
+    Column("measured s", "measured_s", number), Column("predicted s", "predicted_s", number),
+    Column("tokens/s", "tokens_per_s", thousands),
+    Column("predicted tokens/s", "predicted_tokens_per_s", thousands),
+    Column("efficiency", "efficiency", _hundredths),
+    Column("predicted efficiency", "predicted_efficiency", _hundredths),
+    Column("waiting ms", "waiting_s", _milliseconds),
+    Column("predicted waiting ms", "predicted_waiting_s", _milliseconds), Column("layout", "layout"),
+)  # fmt: skip
 
 
 def _picture(asked: SweepRequest, rows: Sequence[ScaledStep]) -> bytes:

@@ -3,7 +3,6 @@
 A layout is words as after --set, `parallel.pp=2 pipeline.schedule=zbv`; a file has one a line.
 """
 
-import json
 import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +14,9 @@ from mpitrain.commands.requests import SweepRequest
 from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import DONE, ConfigError
-from mpitrain.inputs import read_text, shown
+from mpitrain.inputs import os_errors_as, read_text, shown
 from mpitrain.model.families.catalog import plan_for
+from mpitrain.plan.declared.formatting import as_json
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory_limit import require_limit
 from mpitrain.plan.predict.node_memory import require_memory
@@ -92,10 +92,8 @@ def config_of(asked: SweepRequest, layout: str = "") -> LoadedConfig:
 
 
 def _lines_of(path: str) -> list[str]:
-    try:
+    with os_errors_as(ConfigError, f"--layouts {shown(path)}", "give a text file"):
         text = read_text(path, MOST_BYTES)
-    except OSError as error:
-        raise ConfigError(f"--layouts {shown(path)}: {error.strerror}; give a text file") from None
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
@@ -154,6 +152,6 @@ def conclude(
         scaling = {"scaling": asked.scaling} if asked.scaling else {}
         tree = {"ranks": world.size, **scaling, "machine": machine_name(asked), "steps": asked.steps}
         tree["rows" if asked.scaling else "layouts"] = [row._asdict() for row in rows]
-        say(json.dumps(tree, indent=1, allow_nan=False) if asked.json else text())
+        say(as_json(tree) if asked.json else text())
     world.on_first_rank("writing files", write_files)
     return DONE

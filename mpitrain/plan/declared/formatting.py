@@ -1,9 +1,10 @@
 """Numbers and tables as text."""
 
+import json
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from mpitrain.plan.declared.screen import columns
 
@@ -20,9 +21,32 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def as_json(tree: Any, indent: int | None = 1) -> str:
+    """Return JSON in which numbers that aren't finite are null."""
+    return json.dumps(finite(tree), indent=indent, allow_nan=False)
+
+
 def megabytes(num_bytes: float) -> str:
     """Return bytes in units of 10**6, with three digits at least."""
     return f"{num_bytes / 1e6:.3g}" if num_bytes < 1e9 else f"{num_bytes / 1e6:,.0f}"
+
+
+class Column(NamedTuple):
+    """A column of a printed table. key: a row's attribute, as in JSON and CSV. form: writes its value."""
+
+    title: str
+    key: str
+    form: Callable[[Any], str] = str
+
+
+def tabled(columns: Sequence[Column], rows: Iterable[object]) -> str:
+    """Return rows as lines below the titles of their columns, as aligned() has them."""
+    lines = (tuple(column.form(getattr(row, column.key)) for column in columns) for row in rows)
+    return aligned([tuple(column.title for column in columns), *lines])
+
+
+def thousands(value: float) -> str:
+    return f"{value:,.0f}"
 
 
 def aligned(rows: Sequence[tuple[str, ...]], width: int | None = None) -> str:

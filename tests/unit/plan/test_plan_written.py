@@ -297,6 +297,16 @@ def test_programs_are_proved_of_lines_alone(monkeypatch):
     assert all(one != other for one, other in itertools.combinations(proved, 2))
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_simpler_wins_only_over_layouts_that_are_as_fast(ranks):
+    """Seconds of both are predictions, neither times the middle of a machine's steps."""
+    answer = find_layouts(PlanRequest(overrides=SMALL, machine="h100-80gb", top=10), ranks)
+    best, *others = (each.candidate for each in answer.chosen)
+    beaten = [each for each in others if each.complexity > best.complexity]
+    as_fast = any(each.found.seconds <= best.found.seconds for each in beaten)
+    assert beaten and as_fast == ("of layouts that are as fast, the simpler" in answer.as_text())
+
+
 def test_all_layouts_say_why_they_are_left_out(tmp_path):
     table, picture = tmp_path / "all.csv", tmp_path / "all.svg"
     words = ("--ranks", "4", "--machine", "h100-80gb", "--top", "3", *sets(*SMALL, "batch.global=16"))
