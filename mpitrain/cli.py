@@ -18,8 +18,9 @@ from mpitrain.cluster import entry, std_streams
 from mpitrain.commands.declared_options import (
     COUNT,
     INTEGERS,
-    MOST_RANKS,
     NAME,
+    RANKS,
+    TEXT,
     Finite,
     StepOrBest,
     config_argument,
@@ -118,9 +119,7 @@ class CommandGroup(click.Group):
 
 CONFIG = option_named("config", config_argument())
 PATH = click.argument("path", type=NAME)
-NUM_RANKS = click.option(
-    "--ranks", default=1, type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the layout."
-)
+NUM_RANKS = click.option("--ranks", "num_ranks", default=1, type=RANKS, help="Number of ranks of the layout.")
 OVERRIDE = option_named("overrides", overrides_option())
 
 
@@ -266,8 +265,9 @@ def _dry_run(guard: "Guard", request: RunRequest) -> int:
 @cli.command(short_help="Repeat one rank's recorded step and compare the bits.")
 @click.argument("file", type=click.Path())
 @click.option(
-    "--stop-at", metavar="INSTRUCTION", help="Call Python's debugger before an instruction, for example B2@1."
-)
+    "--stop-at", type=TEXT, metavar="INSTRUCTION",
+    help="Call Python's debugger before an instruction, for example B2@1.",
+)  # fmt: skip
 def replay(file: str, stop_at: str | None) -> int:
     """Repeat the recorded step of one rank, alone, and compare its results with the recording,
     bit for bit.
@@ -283,45 +283,40 @@ def replay(file: str, stop_at: str | None) -> int:
 @CONFIG
 @NUM_RANKS
 @click.option(
-    "--rank",
-    default=None,
-    type=click.IntRange(0),
-    help="Rank whose program is printed; default: all pipeline ranks.",
+    "--rank", type=click.IntRange(0), help="Rank whose program is printed; default: all pipeline ranks."
 )
 @click.option("--traffic", is_flag=True, help="With --rank: also print each message's axis and bytes.")
 @OVERRIDE
-def program(
-    config: str | None, ranks: int, rank: int | None, traffic: bool, overrides: tuple[str, ...]
-) -> None:
+def program(**asked) -> None:
     """Print the instructions of a training step, without running anything."""
-    from mpitrain.commands import inspect as layout
+    from mpitrain.commands.inspect import show_program
 
-    _answer(layout.show_program(config, overrides, ranks, rank, traffic))
+    _answer(show_program(**asked))
 
 
 @cli.command(short_help="Prove a layout complete, in order and free of deadlock; draw it.")
 @CONFIG
 @NUM_RANKS
 @OVERRIDE
-def check(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
+def check(**asked) -> None:
     """Prove a layout: complete, in order, every message matched, no deadlock. Draws the schedule."""
-    from mpitrain.commands import inspect as layout
+    from mpitrain.commands.inspect import show_proof
 
-    _answer(layout.show_proof(config, overrides, ranks))
+    _answer(show_proof(**asked))
 
 
 @cli.command(short_help="Predict the memory of each pipeline rank.")
 @CONFIG
 @NUM_RANKS
 @OVERRIDE
-def memory(config: str | None, ranks: int, overrides: tuple[str, ...]) -> None:
+def memory(**asked) -> None:
     """Predict the memory of each pipeline rank.
 
     Weights, gradients, moments, communication buffers, activations, host memory.
     """
-    from mpitrain.commands import inspect as layout
+    from mpitrain.commands.inspect import show_memory
 
-    _answer(layout.show_memory(config, overrides, ranks))
+    _answer(show_memory(**asked))
 
 
 @cli.command(short_help="Check a layout against one rank, with a small model in fp64.")
@@ -469,16 +464,9 @@ def again(code: int, config: str | None, overrides: tuple[str, ...], most: int) 
 )
 @MOST_STARTS
 @click.option(
-    "--nodes",
-    type=click.IntRange(1, MOST_RANKS),
-    help="In a Slurm job with more nodes: start srun on this many that answer.",
+    "--nodes", type=RANKS, help="In a Slurm job with more nodes: start srun on this many that answer."
 )
-@click.option(
-    "--ranks-per-node",
-    default=1,
-    type=click.IntRange(1, MOST_RANKS),
-    help="With --nodes: ranks on each node.",
-)
+@click.option("--ranks-per-node", default=1, type=RANKS, help="With --nodes: ranks on each node.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def supervise(command: tuple[str, ...], most: int, nodes: int | None, ranks_per_node: int) -> int:
     """Run COMMAND, such as mpirun -n 4 mpitrain run, and restart it until the run is done.
@@ -708,8 +696,12 @@ def bench() -> None:
 
 @bench.command("machine", short_help="Measure a machine, and write its file.")
 @click.option("--out", metavar="FILE", required=True, help="Machine file to write, .toml.")
-@click.option("--like", metavar="NAME|FILE", help="Machine whose figures replace what can't be measured.")
-@click.option("--storage", metavar="FOLDER", help="Also measure write bandwidth to this checkpoint folder.")
+@click.option(
+    "--like", type=TEXT, metavar="NAME|FILE", help="Machine whose figures replace what can't be measured."
+)
+@click.option(
+    "--storage", type=TEXT, metavar="FOLDER", help="Also measure write bandwidth to this checkpoint folder."
+)
 @OVERRIDE
 @guarded_command
 def bench_machine(guard: "Guard", **asked) -> int:
@@ -768,8 +760,9 @@ def prepare_data(guard: "Guard", config: str | None, overrides: tuple[str, ...])
 @data.command("inspect", short_help="Print statistics and samples of prepared tokens.")
 @PATH
 @click.option(
-    "--tokenizer", "tokenizer_file", metavar="FILE", help="Tokenizer for the samples; default: the run's own."
-)
+    "--tokenizer", "tokenizer_file", type=TEXT, metavar="FILE",
+    help="Tokenizer for the samples; default: the run's own.",
+)  # fmt: skip
 @click.option("--samples", default=3, type=click.IntRange(0, 1000), help="Documents to print.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @first_rank_command("reading prepared tokens")
@@ -877,7 +870,7 @@ def diff_checkpoints(team: "Team", **asked) -> int:
 @PATH
 @click.argument("target", type=NAME)
 @STEP
-@click.option("--shards", default=1, type=click.IntRange(1, MOST_RANKS), help="Files that hold the arrays.")
+@click.option("--shards", default=1, type=RANKS, help="Files that hold the arrays.")
 @team_command
 def reshard_checkpoint(team: "Team", **asked) -> int:
     """Write a step into the folder TARGET in another number of files; one file holds every array whole.

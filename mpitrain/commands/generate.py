@@ -11,7 +11,7 @@ from mpitrain.data.sources.jsonl import JSONL, text_of
 from mpitrain.errors import DataError
 from mpitrain.generation.sampling import SamplingRules
 from mpitrain.generation.text_sampler import SamplingRequest, TextSampler, sample
-from mpitrain.inputs import obeyed, read_regular, shown
+from mpitrain.inputs import obeyed, os_errors_as, read_regular, shown
 
 MOST_PROMPT_BYTES = 1 << 26  # of a file of prompts
 
@@ -46,10 +46,8 @@ def read_prompts(path: str) -> list[str]:
     Raises DataError.
     """
     where = f"--prompts {shown(path)}"
-    try:
+    with os_errors_as(DataError, where, "give a file of prompts"):
         content = read_regular(Path(path), MOST_PROMPT_BYTES)
-    except OSError as error:
-        raise DataError(f"{where}: {error.strerror}; give a file of prompts") from None
     as_json = path.lower().endswith(JSONL.suffixes)
     prompts = []
     for number, line in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):

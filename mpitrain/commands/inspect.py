@@ -146,14 +146,14 @@ def _plan_of(given: LoadedConfig, ranks: JobRanks) -> Plan:
 
 
 def show_program(
-    path: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False
+    config: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False
 ) -> str:
     """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule
     files are made of.
 
     traffic: for one rank, say what it sends too, as a comment.
     """
-    plan, said, _ = _as_run(settings.read(path, overrides), num_ranks)
+    plan, said, _ = _as_run(settings.read(config, overrides), num_ranks)
     width = min(columns() or PROGRAM_WIDTH, PROGRAM_WIDTH)
     notes = [f"# {line}" for line in said]
     with ProgressBar("mpitrain program"):
@@ -195,11 +195,11 @@ def _traffic(plan: Plan, rank: int) -> str:
     return f"\n\n# what it sends in a step, {rehearsal.way()}:\n{lines}"
 
 
-def show_memory(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
+def show_memory(config: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what a rank of each pipeline rank will hold, as a table in MB, and what other settings
     would make of it.
     """
-    given = settings.read(path, overrides)
+    given = settings.read(config, overrides)
     ranks = _ranks_on(given.config, num_ranks)
     chosen, said = _chosen(given, ranks)
     if computes_on_gpu(chosen.config):
@@ -263,9 +263,9 @@ def _left_open(plan: Plan) -> str:
     return f"\n{keys}: {more}" if keys else ""
 
 
-def show_proof(path: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
+def show_proof(config: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
     """Return what was proved of a layout, and its picture. Raises ScheduleError with the flaw."""
-    given = settings.read(path, overrides)
+    given = settings.read(config, overrides)
     plan, chosen, held = _as_run(given, num_ranks)
     with ProgressBar("mpitrain check"):
         _, programs, report = plan.training

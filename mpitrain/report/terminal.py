@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpitrain.inputs import printable
-from mpitrain.report.curves import CURVES, Curve, Points, axis_range, label_of, points
+from mpitrain.report.curves import BY_COLUMN, Curve, Points, axis_range, label_of, points
 from mpitrain.report.recorded_run import RecordedRun
 
 ACROSS = 2
@@ -21,8 +21,8 @@ BRAILLE = 0x2800
 
 def screen(runs: Sequence[RecordedRun], over: str, width: int, height: int, plain: bool) -> Group:
     """Return what fits. plain: without Braille."""
-    curves = [curve for curve in sorted(CURVES, key=_place) if curve.column in SHOWN]
     steps = [run.steps for run in runs]
+    curves = (BY_COLUMN[name] for name in SHOWN)
     drawn = [(curve, lines) for curve in curves if (lines := points(curve, steps, over))]
     tables = [_numbers(runs), _communication(runs[0])]
     rows = -(-len(drawn) // ACROSS)
@@ -35,10 +35,6 @@ def screen(runs: Sequence[RecordedRun], over: str, width: int, height: int, plai
         grid.add_row(*panels[first : first + ACROSS])
     notes = [Text(printable(note)[:width]) for run in runs for note in run.notes[:1]]
     return Group(tables[0], grid, tables[1], *notes)
-
-
-def _place(curve: Curve) -> int:
-    return SHOWN.index(curve.column) if curve.column in SHOWN else len(SHOWN)
 
 
 def _panel(curve: Curve, lines: Sequence[Points], over: str, width: int, height: int, plain: bool) -> Text:
@@ -100,10 +96,11 @@ def _character(dots: int, plain: bool) -> str:
 
 def _numbers(runs: Sequence[RecordedRun]) -> Table:
     table = _table("", "run", "step", "loss", "val", "tokens/s", "MFU")
+    whole, exact = "{:,.0f}", "{:.4f}"
+    forms = {"step": whole, "loss": exact, "val_loss": exact, "tokens_per_s": whole, "mfu": "{:.1%}"}
     for number, run in enumerate(runs):
-        numbers = [run.steps.last(name) for name in ("step", "loss", "val_loss", "tokens_per_s", "mfu")]
-        forms = ("{:,.0f}", "{:.4f}", "{:.4f}", "{:,.0f}", "{:.1%}")
-        shown = [form.format(x) if np.isfinite(x) else "-" for form, x in zip(forms, numbers)]
+        numbers = {name: run.steps.last(name) for name in forms}
+        shown = [forms[name].format(x) if np.isfinite(x) else "-" for name, x in numbers.items()]
         table.add_row(label_of(number), Text(printable(run.path)), *shown)
     return table
 

@@ -12,6 +12,8 @@ from oracle_decoders import loss_of_documents
 
 from mpitrain.checkpoint.load import open_step
 from mpitrain.checkpoint.tensors import to_tensor
+from mpitrain.commands.evaluation.evaluated_config import at_length, usable_context
+from mpitrain.config import load
 
 HAS = dict(blocks=4, eps=1e-5, head_width=16, theta=10_000.0)
 TEXTS = ["a first text", "and another one, which is longer: 0123456789"]
@@ -45,3 +47,9 @@ def test_the_loss_of_texts_is_that_of_a_plain_loop(run_dir, tmp_path):
         (result,) = json.loads(out.read_text())["data"].values()
         assert result["loss"] == pytest.approx(wanted, rel=1e-9)
         assert result["perplexity"] == pytest.approx(math.exp(wanted), rel=1e-9)
+
+
+def test_the_context_of_fp8_is_one_that_its_products_take():
+    config = load(None, ("precision.compute=fp8",))
+    context = usable_context(config, 100)
+    assert at_length(config, context, context).data.sequence == context == 96

@@ -89,6 +89,8 @@ def test_an_empty_name_is_no_name(tmp_path, command):
         (("eval", ""), "RUN is empty; give one"),
         (("report", ".", "--out", ""), "--out is empty; give one, or leave it out"),
         (("export", ".", "--to", ""), "--to is empty; give one"),
+        (("bench", "machine", "--out", "m.toml", "--like", ""), "--like is empty; give one, or leave it out"),
+        (("replay", "f", "--stop-at", ""), "--stop-at is empty; give one, or leave it out"),
     ],
 )
 def test_an_empty_name_is_refused_by_what_the_user_typed(words, message):

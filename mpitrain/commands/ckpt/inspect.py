@@ -15,7 +15,7 @@ from mpitrain.checkpoint.steps import Steps, steps_at
 from mpitrain.checkpoint.verify import check_sizes
 from mpitrain.data.corpus_files import named
 from mpitrain.data.permutation import SORTED
-from mpitrain.errors import DONE, FAILED, CheckpointError, counted
+from mpitrain.errors import DONE, FAILED, CheckpointError, ConfigError, counted
 from mpitrain.inputs import as_argument, listed, shown
 from mpitrain.plan.declared.formatting import aligned
 
@@ -31,6 +31,8 @@ def inspect(path: str, step: int | None, arrays: bool, json: bool) -> tuple[str,
 
     Raises CheckpointError if there is none. Reads no arrays.
     """
+    if arrays and json:
+        raise ConfigError("--arrays does nothing with --json; leave one of them out")
     steps = steps_at(path, step)
     looked_at = steps.committed if json else steps.committed[-MOST_SHOWN:]
     facts_of_all = (_facts(steps, folder) for folder in looked_at)

@@ -28,6 +28,8 @@ def verify(
 
     sample: the share of the chunks to read.
     """
+    if every and step is not None:
+        raise ConfigError(f"--all and --step {step} both say which steps; leave one of them out")
     steps = team.on_first_rank("finding the checkpoints", lambda: steps_at(path, step))
     code = DONE
     for number in steps.committed if every else [steps.newest]:

@@ -17,7 +17,7 @@ from mpitrain.data.token_export import write_tokens
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
 from mpitrain.data.tokens import DESCRIPTION, Description, describe, is_whole, open_ends, open_tokens
 from mpitrain.errors import DataError
-from mpitrain.inputs import is_there, shown
+from mpitrain.inputs import is_there, os_errors_as, shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.training.corpora import PreparedCorpus, tokens_of_sources
 from mpitrain.training.step_documents import order_of_run, tokenizer_of_run
@@ -138,9 +138,7 @@ def _counted(count: int, first: int) -> str:
 
 def convert(path: str, target: str) -> str:
     """Write prepared tokens in the format of a file's suffix; return what was written."""
-    try:
+    with os_errors_as(DataError, f"--to {shown(target)} cannot be written"):
         refuse_file_of_a_run("--to", Path(target))
         files: Any = write_tokens(folder_of_tokens(path), Path(target))
-    except OSError as error:
-        raise DataError(f"--to {shown(target)} cannot be written: {error.strerror}") from error
     return f"written: {', '.join(map(shown, files))}"

@@ -80,10 +80,7 @@ def at_length(config: Config, longest: int, limit: int) -> Config:
 
     Raises ConfigError if `limit`, the context, has no room for that.
     """
-    parallel = config.parallel
-    unit = 2 * parallel.cp * parallel.tp if parallel.cp * parallel.tp > 1 else 1
-    if config.precision.compute == "fp8":
-        unit *= 16
+    parallel, unit = config.parallel, _unit(config)
     sequence = -(-max(1, longest) // unit) * unit
     if sequence > limit:
         raise ConfigError(
@@ -96,6 +93,11 @@ def at_length(config: Config, longest: int, limit: int) -> Config:
 
 def usable_context(config: Config, context: int) -> int:
     """Return the longest context, at most `context`, that the layout divides."""
-    parallel = config.parallel
-    unit = 2 * parallel.cp * parallel.tp if parallel.cp * parallel.tp > 1 else 1
+    unit = _unit(config)
     return max(unit, context // unit * unit)
+
+
+def _unit(config: Config) -> int:
+    """Return what lengths are multiples of: the layout divides them, and fp8's products take 16 rows."""
+    parts = config.parallel.cp * config.parallel.tp
+    return (2 * parts if parts > 1 else 1) * (16 if config.precision.compute == "fp8" else 1)

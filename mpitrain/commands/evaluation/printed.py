@@ -1,6 +1,5 @@
 """`mpitrain eval`: what a step is worth, as a table, as JSON and in the run directory."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from mpitrain.config import read
 from mpitrain.errors import DONE, ConfigError, counted
 from mpitrain.evaluation.tasks import METRICS, samples
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.formatting import finite
+from mpitrain.plan.declared.formatting import as_json
 
 SHOWN_OF_TEXTS = ("tokens", "loss", "perplexity", "bits_per_byte")
 OF_TASKS = ("examples", *METRICS)
@@ -34,7 +33,7 @@ def main(request: EvaluationRequest, guard: Guard, say: Callable[[str], None]) -
         say(table(result))
         _keep(request.path, result)
     if out is not None:
-        content = (json.dumps(finite(result), allow_nan=False, indent=1) + "\n").encode()
+        content = f"{as_json(result)}\n".encode()
         world.on_first_rank("writing --out", lambda: write("--out", out, content))
     return DONE
 
@@ -83,7 +82,7 @@ def _keep(path: str, result: Mapping[str, Any]) -> None:
     tasks = {name: _without_answers(numbers) for name, numbers in result.get("tasks", {}).items()}
     line = {**result, **({"tasks": tasks} if tasks else {})}
     try:
-        RunDir(path).append_evaluation(json.dumps(finite(line), allow_nan=False))
+        RunDir(path).append_evaluation(as_json(line, None))
     except OSError as error:
         warn(f"warning: {shown(path)} doesn't keep the result: {error.strerror}")
 

@@ -20,6 +20,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from mpitrain.cluster.launch import job_of_scheduler
 from mpitrain.cluster.rundir import RunDir, number_in, require_own, step_in
 from mpitrain.data.tokens import num_prepared
 from mpitrain.errors import BAD_INPUT, DONE, STOPPED_EARLY, CheckpointError
-from mpitrain.inputs import append_lines, open_regular, read_regular, shown
+from mpitrain.inputs import append_lines, open_regular, os_errors_as, read_regular, shown
 from mpitrain.training.saving.memory_folder import newest_step_in_memory, resumed_step
 
 # exit codes of this command: for `&&`
@@ -119,16 +120,12 @@ def _grew(counts: Sequence[int], end: int) -> bool:
 
 def _noted(path: Path) -> list[tuple[int, int]]:
     """Return the steps and tokens of all ends so far; a line that a full disk has torn is none."""
-    try:
+    content = b""
+    restart = "remove it to count from the beginning"
+    with os_errors_as(CheckpointError, shown(path), restart), suppress(FileNotFoundError):
         # what a link in a stranger's run directory leads to is neither read nor written
         require_own(path.parent)
         content = read_regular(path, MOST_BYTES)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise CheckpointError(
-            f"{shown(path)}: {error.strerror}; remove it to count from the beginning"
-        ) from None
     progress = [(step_in(line), number_in(line, "tokens") or 0) for line in content.splitlines(keepends=True)]
     return [(step, tokens) for step, tokens in progress if step is not None]
 
@@ -153,9 +150,7 @@ def _reached(metrics: Path) -> int:
 
 
 def _note(path: Path, line: dict) -> None:
-    try:
+    why = "nothing counts the starts of this job, so it isn't started again"
+    with os_errors_as(CheckpointError, shown(path), why):
         path.parent.mkdir(parents=True, exist_ok=True)  # the run may have ended before it made it
         append_lines(path, json.dumps(line).encode() + b"\n")
-    except OSError as error:
-        why = "nothing counts the starts of this job, so it isn't started again"
-        raise CheckpointError(f"{shown(path)}: {error.strerror}; {why}") from None

@@ -21,7 +21,16 @@ from mpitrain.commands.job.schedulers import SCHEDULERS, Scheduler
 from mpitrain.commands.output_file import refuse_file_of_a_run
 from mpitrain.commands.requests import JobRequest
 from mpitrain.errors import ConfigError, MpitrainError, counted
-from mpitrain.inputs import as_argument, is_one_line, is_there, read_file, replacing, require_file, shown
+from mpitrain.inputs import (
+    as_argument,
+    is_one_line,
+    is_there,
+    os_errors_as,
+    read_file,
+    replacing,
+    require_file,
+    shown,
+)
 from mpitrain.plan.plan import Plan
 
 LOGS = "run.logs=true"  # a job's ranks write where they can be read later
@@ -223,7 +232,7 @@ def _name(config: str | None) -> str:
 def _write(path: Path, script: str, force: bool) -> None:
     """Write the script, but not over an edited one, or another configuration's, unless `force`."""
     content = script.encode()
-    try:
+    with os_errors_as(ConfigError, shown(path), "choose another name with --out"):
         if not is_there(path):
             with open(path, "xb") as file:
                 file.write(content)
@@ -237,8 +246,6 @@ def _write(path: Path, script: str, force: bool) -> None:
         require_file(path, MOST_BYTES)
         with replacing(path) as file:
             file.write(content)
-    except OSError as error:
-        raise ConfigError(f"{shown(path)}: {error.strerror}; choose another name with --out") from None
 
 
 def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> str:

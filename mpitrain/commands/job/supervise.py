@@ -19,7 +19,7 @@ from mpitrain.cluster.unhealthy_nodes import SPARES
 from mpitrain.commands.job import again
 from mpitrain.commands.job.spare_nodes import SpareNodes
 from mpitrain.errors import BAD_INPUT, FAILED, STOPPED_EARLY, CheckpointError, ConfigError
-from mpitrain.inputs import printable, shown
+from mpitrain.inputs import os_errors_as, printable, shown
 
 FORWARDED = signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
 
@@ -49,13 +49,10 @@ class _Launches:
         """Start it; return its exit code, 128 and the signal's number if one has ended it."""
         environment = {**os.environ, SPARES: str(nodes.num_spare if nodes else 0)}
         command = nodes.command(command) if nodes else command
-        try:
-            # a supervisor that is killed leaves nothing running
-            ends = partial(signal_when_parent_ends, signal.SIGTERM)
+        # a supervisor that is killed leaves nothing running
+        ends = partial(signal_when_parent_ends, signal.SIGTERM)
+        with os_errors_as(ConfigError, shown(command[0]), "give a command, such as mpirun -n 2 mpitrain run"):
             self._process = subprocess.Popen(command, env=environment, preexec_fn=ends)
-        except OSError as error:
-            what = f"{shown(command[0])}: {error.strerror}"
-            raise ConfigError(f"{what}; give a command, such as mpirun -n 2 mpitrain run") from None
         if self.asked in FORWARDED:  # while it was started
             self._process.send_signal(self.asked)
         code = self._process.wait()
@@ -119,10 +116,8 @@ def _leaves_out(
     if nodes is None:
         return False
     rundir = RunDir(settings.load(config, overrides).run.dir)
-    try:
+    with os_errors_as(CheckpointError, shown(rundir.unhealthy), "remove it"):
         excluded = nodes.exclude_unhealthy(unhealthy_nodes.noted(rundir))
-    except OSError as error:
-        raise CheckpointError(f"{shown(rundir.unhealthy)}: {error.strerror}; remove it") from None
     if excluded:
         say(f"mpitrain supervise: {printable(excluded)}")
     return bool(excluded)

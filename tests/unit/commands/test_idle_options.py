@@ -22,6 +22,8 @@ from mpitrain.errors import ConfigError
         ("supervise --ranks-per-node 2 mpirun mpitrain run", "--ranks-per-node does nothing without --nodes"),
         ("schedule zb-auto --stages 2 --microbatches 4 --offload 3", "--offload does nothing with zb-auto"),
         ("schedule compare --stages 2 --microbatches 4 --out x.svg", "--out does nothing with compare"),
+        ("ckpt verify run --all --step 5", "--all and --step 5 both say which steps"),
+        ("ckpt inspect run --arrays --json", "--arrays does nothing with --json"),
     ],
 )
 def test_it_is_refused(words, message):
