@@ -99,14 +99,13 @@ def layouts_in(
     schedule, chunks = _schedule(fields.get("schedule", ""), count_in(fields, "vpp") or 1, pp)
     modes = _recompute(fields, convention, assumed)
     precision = fields.get("precision", "")
-    in_sequence = "sequence" in fields.get("recompute", "") or convention.sequence_parallel
     layout = StepLayout(
         ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, model, tp, ep, ranks // pp),
-        chunks=chunks, zero=zero, sharded=count_in(fields, "dp_shard") or 0, schedule=schedule,
+        chunks=chunks, zero=zero, sharded=_shards(fields), schedule=schedule,
         compute=_dtype(fields),
         flash=_flag(fields, "flash", convention.flash, assumed),
         fused=convention.fused or "compile" in precision,
-        sequence_parallel=tp > 1 and in_sequence,
+        sequence_parallel=_sequence_parallel(fields, convention, tp),
         overlapped=convention.overlapped, wire_bytes=convention.wire_bytes,
         gradient_bytes=convention.wire_bytes,
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
@@ -150,6 +149,10 @@ def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
         product = f"dp {dp} x tp x cp x pp {inside} = {dp * inside}"
         raise ConfigError(f"{product} contradicts its {counted(ranks, 'GPUs')}")
     return ranks, sequence
+
+
+def _sequence_parallel(fields: Mapping[str, str], convention: Convention, tp: int) -> bool:
+    return tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
 
 
 def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: int) -> int:
@@ -296,6 +299,11 @@ def _dispatch(fields: Mapping[str, str], convention: Convention) -> str:
     if text:
         return "allgather" if "allgather" in text else "alltoall"
     return convention.dispatch
+
+
+def _shards(fields: Mapping[str, str]) -> int:
+    """Return how many ranks share the state of ZeRO; 0: all data ranks."""
+    return count_in(fields, "dp_shard") or 0
 
 
 def _awaits(fields: Mapping[str, str], convention: Convention) -> float:
