@@ -7,7 +7,7 @@ against one process of plain torch.
 import pytest
 from conftest import agree
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.few_ranks]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from test_train_schedules import train
 from test_train_tables import config_of, differing, written
 from training import one_step, resolved
 
-pytestmark = pytest.mark.mpi(min_size=2)
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.few_ranks]
 
 KINDS = {"R": "BI", "O": "F"}  # what stands right after each
 LAYOUTS = [

@@ -122,6 +122,7 @@ def searched(seed, num_ranks):
     return name, catalog.build(name, num_ranks, m, options.only(catalog.FAMILIES[name].takes))
 
 
+@pytest.mark.few_ranks
 def test_orders_that_are_searched_for_train_to_the_same_bits(world, tmp_path):
     from mpitrain.schedules.table import write_table
 

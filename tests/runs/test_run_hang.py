@@ -148,7 +148,7 @@ def watchdog_of(ranks):
 def test_a_node_that_was_suspended_for_longer_than_the_limit_goes_on(tmp_path, text):
     """All processes of a job stand still, its launcher and its watchdog too."""
     run_dir = tmp_path / "run"
-    limit_s = min(short(3), 12)
+    limit_s = min(short(2), 6)
     given = tiny(run_dir, text, parallel_dp=2, run_steps=40, comm_timeout_s=limit_s)
     with started(2, MPITRAIN, "run", *given, forked=False) as job:
         job.wait_for(lambda: lines_in(run_dir) >= 4, 60)

@@ -14,6 +14,7 @@ from launch import (
     loss_lines,
     mpirun,
     run_commands,
+    run_several,
     run_tiny,
     started,
     tail,
@@ -34,8 +35,7 @@ def text(tmp_path_factory):
 def whole(tmp_path_factory, text):
     """The same run on one rank, without a stop."""
     run_dir = tmp_path_factory.mktemp("resume") / "whole"
-    done = run_tiny(1, run_dir, text, **SETTINGS)
-    assert done.returncode == 0, tail(done.output)
+    run_several(1, text, {run_dir: SETTINGS})
     return run_dir
 
 
@@ -106,7 +106,7 @@ def test_asked_to_stop_saves_and_resumes_in_another_layout(
         and done.output.count(f"stopped after step {stopped_at} with a checkpoint") == 1
     )
     assert checkpoints(run_dir)[-1] == f"step-{stopped_at:08d}"
-    done = mpirun(resumes_with, *command(resumes_with, run_dir, text))
+    (done,) = run_commands(resumes_with, command(resumes_with, run_dir, text)[1:])
     assert done.returncode == 0 and done.output.count(f"resuming after step {stopped_at}") == 1, tail(
         done.output
     )

@@ -1,9 +1,10 @@
-"""Lanes that run beside other tests: starts of pytest on 1, 2 and 4 ranks, and two of no rank.
+"""Lanes that run beside other tests: starts of pytest on 1, 2 and 4 ranks, and three of no rank.
 
 MPITRAIN_LANES=2,8 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -16,19 +17,20 @@ from launch import HANG_LIMIT, WITH_GPU, patience, preloaded, started
 
 DEFAULT = (1, 2, 4)
 LARGEST = 8  # on two cores slow, and by choice
+UNIT, RUNS = folders.TESTS / "unit", folders.TESTS / "runs"
+IN_TIME = re.compile(r"\b(signal|started|short|step_s|import time)\b")  # what ends, or measures, what runs
 # what lanes of no rank take, which are a pytest of their own each: nothing that a busy core makes fail
 OF_NO_RANK = {
-    "unit/plan, schedules and tree": [
-        folders.TESTS / "unit" / room for room in ("plan", "schedules", "tree")
+    "pages, and runs that nothing ends": [
+        folders.TESTS / "pages",
+        *(path for path in sorted(RUNS.glob("test_*.py")) if not IN_TIME.search(path.read_text("utf-8"))),
     ],
+    "unit/plan, schedules and tree": [UNIT / room for room in ("plan", "schedules", "tree")],
     "other rooms": [
+        *(UNIT / room for room in ("checkpoint", "commands", "kernels", "model", "optim", "weights")),
         *(
-            folders.TESTS / "unit" / room
-            for room in ("checkpoint", "commands", "kernels", "model", "optim", "weights")
-        ),
-        *(
-            folders.TESTS / "runs" / f"test_{name}.py"
-            for name in ("checkpoint_save", "ckpt_commands", "help", "job_command", "without_mpi")
+            RUNS / f"test_{name}.py"
+            for name in ("checkpoint_save", "ckpt_commands", "job_command", "without_mpi")
         ),
     ],
 }

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from launch import run_tiny, tail
+from launch import run_several
 
 
 def undisturbed_runs(folder: Path, text: Path, layouts: list[tuple[int, dict]], settings: dict) -> Callable:
@@ -13,8 +13,7 @@ def undisturbed_runs(folder: Path, text: Path, layouts: list[tuple[int, dict]], 
         run_dir = folder / str(number)
         if not run_dir.exists():
             num_ranks, layout = layouts[number]
-            done = run_tiny(num_ranks, run_dir, text, **settings | layout)
-            assert done.returncode == 0, tail(done.output)
+            run_several(num_ranks, text, {run_dir: settings | layout})
         return run_dir
 
     return run
