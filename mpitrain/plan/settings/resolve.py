@@ -229,10 +229,11 @@ def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> 
             f"model.padding = {model.padding} of model.vocab = {model.vocab} rows; leave it out, "
             "and set model.vocab_multiple"
         )
-    if model.vocab - model.padding < needed:
+    if (rows := model.vocab - model.padding) < needed:
+        padding = f" without {model.padding} rows of model.padding" if model.padding else ""
         without = f", {vocab - needed} of them special ones above all others" if needed < vocab else ""
         raise ConfigError(
-            f"model.vocab = {model.vocab}, but the tokenizer has {vocab} tokens{without}; needed "
+            f"model.vocab = {rows}{padding}, but the tokenizer has {vocab} tokens{without}; needed "
             f"at least {needed}: raise model.vocab or leave it out"
         )
     return with_heads(model, family, given.get("kv_heads"))

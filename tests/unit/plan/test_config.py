@@ -218,6 +218,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (["model.heads=4", "model.kv_heads=3"], 1, "not a multiple of model.kv_heads = 3"),
         (["model.width=12", "model.heads=4", "model.kv_heads=4"], 1, "even width of a head"),
         (["model.vocab=100"], 1, "model.vocab = 100, but the tokenizer has 256"),
+        (["model.vocab=250", "model.vocab_multiple=64"], 1, "250 without 6 rows of model.padding, but"),
         (
             ["optimizer.momentum=0.9"],
             1,
