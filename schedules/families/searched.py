@@ -30,7 +30,7 @@ from mpitrain.schedules.families.interleaved import (
 )
 from mpitrain.schedules.families.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B
 from mpitrain.schedules.families.v_1f1b import v_1f1b
-from mpitrain.schedules.families.v_blocks import tight_v_orders, v_orders
+from mpitrain.schedules.families.v_blocks import v_orders
 from mpitrain.schedules.families.v_half import v_half, v_min
 from mpitrain.schedules.families.zb_auto import planned, zb_orders
 from mpitrain.schedules.families.zbv import zbv
@@ -125,11 +125,11 @@ class SearchedSize(NamedTuple):
         )
         return KNOWN[self.name](self.num_ranks, self.num_microbatches, options)
 
-    def tight(self, limit: float) -> Iterator[Rows]:
-        """Yield orders with a tight cooldown, of a V."""
+    def repeated(self, limit: float) -> Iterator[Rows]:
+        """Yield the orders of building blocks, of a V."""
         if self.name == V_AUTO.name:
             number = min(MOST_BLOCKS, num_plays(6 * self.num_ranks * self.num_microbatches))
-            yield from tight_v_orders(self.num_ranks, self.num_microbatches, limit, number)
+            yield from v_orders(self.num_ranks, self.num_microbatches, limit, number)
 
 
 def _best(size: SearchedSize, limit: float, listener: Listener) -> Rows:
@@ -156,10 +156,10 @@ def _within(size: SearchedSize, limit: float, listener: Listener) -> TimedOrder:
     problem = size.problem(limit)
     whole = size._replace(recompute=None, copy=None)
     if not problem.frees:
-        return search(problem, size.known(limit), size.tight(limit), listener.notify)
+        return search(problem, size.known(limit), size.repeated(limit), listener.notify)
     best = _within(whole, limit, listener)
     roomy = max(limit, size.chunks * size.num_ranks)
-    freed = search_freed(problem, chain([best.actions()], size.known(roomy)))
+    freed = search_freed(problem, chain([best.actions()], size.known(roomy), size.repeated(roomy)))
     return freed if freed and is_shorter(freed, best) else best
 
 
@@ -195,8 +195,6 @@ def _v(num_ranks: int, num_microbatches: int, options: Options) -> Iterator[Rows
     yield _first(dualpipev(num_ranks, number + number % 2, DEFAULTS), num_microbatches)
     assert options.memory_limit is not None
     yield from zbv_orders(num_ranks, num_microbatches, options)
-    number = min(MOST_BLOCKS, num_plays(6 * num_ranks * num_microbatches))
-    yield from v_orders(num_ranks, num_microbatches, 2 * options.memory_limit, number)
 
 
 def _first(rows: Rows, num_microbatches: int) -> Rows:

@@ -11,42 +11,38 @@ from functools import lru_cache
 from itertools import permutations, product
 
 from mpitrain.schedules.actions import Action
-from mpitrain.schedules.families.v_half import PERIOD, from_building_block, tight_from_building_block
+from mpitrain.schedules.families.v_half import (
+    PERIOD,
+    filled_from_building_block,
+    peak_of_block,
+)
 from mpitrain.schedules.families.v_shape import LEGS
-from mpitrain.schedules.search_progress import REMEMBERED, SearchProgress
+from mpitrain.schedules.search_progress import REMEMBERED
 
+MANY = 50  # blocks: then there is time to look at what few microbatches hold
 Offsets = tuple[tuple[int, ...], ...]  # of each rank: the slots of the first microbatch's legs
 
 
 def v_orders(
     num_ranks: int, num_microbatches: int, limit: float, number: int
 ) -> Iterator[list[list[Action]]]:
-    """Yield the orders of so many blocks, those that hold most within a limit of stages' stashes first."""
-    for offsets in _fitting(num_ranks, num_microbatches, limit)[:number]:
-        yield from_building_block(offsets, num_microbatches, SearchProgress(None))
+    """Yield orders of so many blocks, those that hold most within a limit of stages' stashes first.
 
-
-def tight_v_orders(
-    num_ranks: int, num_microbatches: int, limit: float, number: int
-) -> Iterator[list[list[Action]]]:
-    """Yield the orders of the same blocks with a tight cooldown (see v_half)."""
-    for offsets in _fitting(num_ranks, num_microbatches, limit)[:number]:
-        yield from tight_from_building_block(offsets, num_microbatches)
-
-
-def _fitting(num_ranks: int, num_microbatches: int, limit: float) -> list[Offsets]:
-    """Return the blocks that hold no more than a limit, with so many microbatches."""
-    return [offsets for peak, offsets in _blocks(num_ranks, num_microbatches) if peak <= limit]
+    Those that hold more come last: where there is no room W may run earlier than in the block.
+    """
+    few = num_microbatches if number >= MANY else None
+    blocks = sorted(_blocks(num_ranks, few), key=lambda one: (one[0] > limit, abs(limit - one[0])))
+    for _, offsets in blocks[:number]:
+        yield from filled_from_building_block(offsets, num_microbatches)
 
 
 @lru_cache(REMEMBERED)
-def _blocks(num_ranks: int, num_microbatches: int) -> list[tuple[int, Offsets]]:
-    """Return (peak, block), the highest peak first, and of equal ones what returns first."""
-    found = {_offsets(block) for block in _patterns(num_ranks)}
-    return sorted(
-        ((_peak(block, num_microbatches), block) for block in found),
-        key=lambda one: (-one[0], one[1][0][-1], one[1]),
+def _blocks(num_ranks: int, num_microbatches: int | None) -> list[tuple[int, Offsets]]:
+    """Return (peak, block) of so many microbatches, or of many; what returns first comes first."""
+    found = sorted(
+        {_offsets(block) for block in _patterns(num_ranks)}, key=lambda block: (block[0][-1], block)
     )
+    return [(_peak(block, num_microbatches), block) for block in found]
 
 
 def _patterns(num_ranks: int) -> Iterator[list[tuple[int, ...]]]:
@@ -78,21 +74,26 @@ def _offsets(block: list[tuple[int, ...]]) -> Offsets:
     return tuple(map(tuple, slots))
 
 
-def _peak(block: Offsets, num_microbatches: int) -> int:
-    """Return how many stashes a rank holds at most, with each W right after its I.
-
-    Few microbatches hold less than as many as keep a rank busy.
-    """
+def _peak(block: Offsets, num_microbatches: int | None) -> int:
+    """Return how many stashes a rank holds at most, with each W in the first free slot after its I."""
+    if num_microbatches is not None and num_microbatches < block[0][-1] // PERIOD + 2:  # not all are busy
+        return peak_of_block(block, num_microbatches)
     return max(
-        _held(legs, begin + PERIOD * number, num_microbatches)
+        sum((end - 1 - begin - (now - begin) % PERIOD) // PERIOD + 1 for begin, end in (legs[::3], legs[1:3]))
+        + late
         for legs in block
-        for begin in legs[:2]
-        for number in range(min(num_microbatches, (legs[3] - begin) // PERIOD + 2))  # then all are busy
+        for now, late in enumerate(_late(legs))
     )
 
 
-def _held(legs: tuple[int, ...], now: int, num_microbatches: int) -> int:
-    """Return how many stashes a rank holds in a slot."""
-    begun = [min(num_microbatches, (now - begin) // PERIOD + 1) for begin in legs[:2]]
-    ended = [max(0, (now - end - 2) // PERIOD + 1) for end in legs[2:]]
-    return sum(begun) - sum(ended)
+def _late(legs: tuple[int, ...]) -> list[int]:
+    """Return how many stashes wait for their W in each slot of the six."""
+    slots = [slot % PERIOD for slot in legs]
+    late, waiting = [0] * PERIOD, 0
+    for slot in (*range(PERIOD), *range(PERIOD)):  # in the first turn some wait that began before
+        if slot in slots[2:]:
+            waiting += 1
+        elif slot not in slots and waiting:
+            waiting -= 1
+        late[slot] = waiting
+    return late

@@ -92,19 +92,25 @@ def from_building_block(
     return _rows(_squeeze(map(_with_weights, _Reorder(ranks).run(progress))))
 
 
-def tight_from_building_block(
+def filled_from_building_block(
     offsets: tuple[tuple[int, ...], ...], num_microbatches: int
 ) -> Iterator[list[list[Action]]]:
-    """Yield tables of a building block whose steady phase is reordered too, and whose cooldown is tight.
+    """Yield tables of a building block whose cooldown is tight, which is shorter for most.
 
     The tight cooldown is that of sail-sg/zero-bubble-pipeline-parallelism (`v_auto_schedule.py`). What it
-    leaves free is filled in the second table: few microbatches need that.
+    leaves free is filled: in all phases, or in the warmup and the cooldown, which were filled before, too.
     """
     progress = SearchProgress(None)
     ranks = _repeated(offsets, num_microbatches)
-    ranks = _squeeze(_tight_cooldown(_squeeze(_Reorder(ranks, everywhere=True).run(progress))))
-    yield _rows(ranks)
-    yield _rows(_squeeze(_Reorder(ranks, everywhere=True).run(progress)))
+    tight = _squeeze(_tight_cooldown(_squeeze(ranks)))
+    yield _rows(_squeeze(_Reorder(tight, everywhere=True).run(progress)))
+    tight = _squeeze(_tight_cooldown(_squeeze(_Reorder(ranks).run(progress))))
+    yield _rows(_squeeze(_Reorder(tight).run(progress)))
+
+
+def peak_of_block(offsets: tuple[tuple[int, ...], ...], num_microbatches: int) -> int:
+    """Return the most stashes of half a rank's layers that a rank holds when a block is repeated."""
+    return max(_SlotRow(lines).peak for lines in _repeated(offsets, num_microbatches))
 
 
 def _repeated(offsets: tuple[tuple[int, ...], ...], num_microbatches: int) -> list[Lines]:

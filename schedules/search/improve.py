@@ -16,7 +16,7 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.search.guides import first_guides, near, starts, unlimited
 from mpitrain.schedules.search.list_schedule import Guide, ListSchedule
 from mpitrain.schedules.search.polish import LENGTH, polish
-from mpitrain.schedules.search.problem import ROUNDING, WEIGHT, Problem, is_large
+from mpitrain.schedules.search.problem import ROUNDING, SMALL, WEIGHT, Problem, is_large
 from mpitrain.schedules.search.recomputation import recomputed
 from mpitrain.schedules.search.timed_order import Order, OrderedPlay, Rows, TimedOrder, is_shorter, order_of
 from mpitrain.schedules.search_progress import Notify, SearchProgress
@@ -29,6 +29,7 @@ OPERATIONS = 100_000  # of all plays under a limit: a second
 RULE_SHARE = 3  # as many simple rules are followed for each play that there is time for
 FEWEST, MOST = 4, 150  # plays near the best
 MANY = 50  # plays: then there is time to polish each of the best
+OVERLAPS = 0, 0.1, 1  # of W: a message may come a little before its end
 MOVES, MOST_MOVES = 6, 800  # of the polish: for each play that there is time for; at all
 
 
@@ -45,8 +46,8 @@ def search(
     """Return the best plan that is found: of the shortest makespan, and of these the shortest span.
 
     known: orders of others, of which those that fit take part.
-    more: orders that take part where the search with the known ones has left something to gain. They can
-    only make it shorter: theirs is a pool of its own.
+    more: orders that take part where the search with the known ones has left something to gain. They have a
+    pool of their own; of small steps the best of both pools are one at last.
     """
     progress = SearchProgress(notify)
     progress.expect(1)
@@ -54,13 +55,23 @@ def search(
     _play_all(problem, pool, known)
     _follow_rules(problem, pool)
     _improve(problem, pool)
-    better: list[RankedOrder] = []
     if not _is_best(problem, pool[0]):
-        _play_all(problem, better, more)
-    if better:
-        _improve(problem, better, num_plays(problem.num_operations) // PLAYS_LATER)
+        _improve_later(problem, pool, more)
     progress.step()
-    return min((one.plan for one in (*pool[:1], *better[:1])), key=LENGTH)
+    return pool[0].plan
+
+
+def _improve_later(problem: Problem, pool: list[RankedOrder], more: Iterable[Rows]) -> None:
+    """Play more orders, and near the best of them; take the best into the pool."""
+    later: list[RankedOrder] = []
+    _play_all(problem, later, more)
+    if not later:
+        return
+    _improve(problem, later, num_plays(problem.num_operations) // PLAYS_LATER)
+    for one in later:
+        _add(problem, pool, one)
+    if problem.num_operations <= SMALL:
+        _improve(problem, pool)
 
 
 def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:
@@ -97,7 +108,7 @@ def _play_all(problem: Problem, pool: list[RankedOrder], known: Iterable[Rows]) 
 def _each_way(known: Iterable[Rows]) -> Iterator[tuple[Order, float | None]]:
     """Yield each order with each overlap of W that it is played with."""
     for order in _different(known):
-        for overlap in (None, 0, 1):
+        for overlap in (None, *OVERLAPS):
             yield order, overlap
 
 
