@@ -31,8 +31,9 @@ PUBLISHED = [
     (6, 22, Times(18.5, 18.1, 9.3, 0.6), 4.5, 1138),
     (5, 10, Times(18.5, 18.1, 9.3, 0.6), 3.5, 579.2),
     (5, 2, Times(11, 18.3, 22.4, 3), 2, 226.05),  # of a block that holds more with many microbatches
+    (16, 5, Times(12, 21.3, 21.5, 0), 5, 629.55),  # whose W end a little after a message comes
 ]
-FEW = [*PUBLISHED[5:8], *PUBLISHED[-2:]]
+FEW = [*PUBLISHED[5:8], *PUBLISHED[-3:]]
 SHORT = [
     (3, 4, Times(20, 18, 10, 0), 3, 212),
     (4, 4, Times(20, 18, 10, 0), 4, 224),
