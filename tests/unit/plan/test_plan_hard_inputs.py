@@ -220,6 +220,7 @@ KEYS = (
     "ranks_per_node = 0", "ranks_per_node = -8", "ranks_per_node = 7.5", "ranks_per_node = 9000000",
     "launch_s = 5", "launch_s = 0.005", "launch_s = inf", "inside_latency_s = 3.4", "inside_latency_s = nan",
     "inside_latency_s = -3e-6", "contention = 0.0", "contention = 80", "contended_nodes = 0",
+    "contention = 5e-324",
     "memory_bytes = 2097152", "device = 'gpu'", "name = ''", "inside_latency_s = 0.5",
     "between_latency_s = 0.9",
 )  # fmt: skip
@@ -277,4 +278,11 @@ def test_a_machine_that_cannot_be_is_refused_in_words(name, tmp_path):
     with pytest.raises(
         ConfigError, match=r"needed|give the path of a TOML file|no key needs|found no|is above"
     ):
+        find_machine(str(path))
+
+
+def test_a_figure_without_a_source_is_named(tmp_path):
+    path = tmp_path / "machine.toml"
+    path.write_bytes(NONSENSE["no source"])
+    with pytest.raises(ConfigError, match=r"field `peak_source` - at `\$\.products\.bf16`; needed the keys"):
         find_machine(str(path))

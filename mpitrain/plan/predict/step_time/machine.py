@@ -63,7 +63,7 @@ BOUNDS = {
     ("links", "cuda"): (1e7, 1e14), ("links", "cpu"): (1e4, 1e14),
     **dict.fromkeys(itertools.product(("host", "storage"), ("cuda", "cpu")), (1e6, 1e13)),
 }  # fmt: skip
-LEAST_REACHED = 1e-3  # of a peak: below is another unit
+LEAST_REACHED = 1e-3  # of a peak, or of a link on many nodes: below is another unit
 NARROWER = ("fp64", "fp32", "bf16", "fp8")  # on a GPU each is as fast as the one before it at least
 ALIKE = 1.5  # times: by so much may two figures differ that were measured, and are alike
 FASTER_BETWEEN = 4.0  # times the links inside a node: beyond it one of them is of another unit
@@ -102,7 +102,7 @@ class LinkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     inside_latency_s: Latency
     between: Figure
     between_latency_s: Latency
-    contention: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    contention: Annotated[float, Meta(ge=LEAST_REACHED, le=1)] = 1.0
     contended_nodes: Annotated[int, Meta(ge=1)] = 64
     pair: Figure | None = None
     pair_latency_s: Latency | None = None
@@ -462,11 +462,24 @@ def read_machine(path: str) -> MachineFile:
         found = msgspec.convert(tree, MachineFile)
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(
-            f"machine {shown(path)}: {shown(error)}; needed the keys of jobs/machines/h100-80gb.toml, in "
-            "FLOP/s, bytes/s, bytes and seconds"
+            f"machine {shown(path)}: {shown(_with_key(error, tree))}; needed the keys of "
+            "jobs/machines/h100-80gb.toml, in FLOP/s, bytes/s, bytes and seconds"
         ) from None
     _require_sense(found, path)
     return found
+
+
+def _with_key(error: Exception, tree: Mapping[str, Any]) -> str:
+    """Return msgspec's message with the key of the figure that it has as [...]."""
+    text = str(error)
+    table = re.search(r"\$\.(\w+)\[\.\.\.\]", text)
+    entries = tree[table[1]] if table else None
+    for key, entry in entries.items() if isinstance(entries, dict) else ():
+        try:
+            msgspec.convert(entry, Figure)
+        except msgspec.ValidationError:
+            return text.replace("[...]", f".{key}")
+    return text
 
 
 def _require_sense(found: MachineFile, path: str) -> None:
