@@ -33,7 +33,7 @@ def why_lost(best: Candidate, other: Candidate) -> str:
     name = max(more, key=more.__getitem__)
     lost = other.found.seconds / best.found.seconds - 1
     if lost <= 0:
-        return f"{-100 * lost:.1f} % faster, which doesn't outweigh the axes and options that it adds"
+        return f"{100 * abs(lost):.1f} % faster, which doesn't outweigh the axes and options that it adds"
     if more[name] <= 0:
         return f"{100 * lost:+.1f} %"
     words = {

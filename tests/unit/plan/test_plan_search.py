@@ -29,6 +29,7 @@ from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.plan.settings.rule_table import can_regather
 from mpitrain.planner.candidates import candidates
+from mpitrain.planner.explained import why_lost
 from mpitrain.planner.goodput import goodput, save_times
 from mpitrain.planner.search import search
 from mpitrain.schedules import catalog
@@ -88,8 +89,10 @@ def test_gradients_that_travel_in_16_bits_are_kept_as_they_are(reduce, zero):
 
 def test_a_small_model_needs_nothing_but_dp():
     found = search(*public_space("llama3.2-1b", H100, 8, 4096, 64), 0.9 * H100.memory_bytes)
-    best = next(found.ranked).layout
-    assert (best.tp, best.pp, best.cp, best.dp, best.zero) == (1, 1, 1, 8, 1)
+    best = next(found.ranked)
+    of_it = best.layout
+    assert (of_it.tp, of_it.pp, of_it.cp, of_it.dp, of_it.zero) == (1, 1, 1, 8, 1)
+    assert why_lost(best, best).startswith("0.0 % faster")
 
 
 @pytest.mark.few_cases(2)
