@@ -150,7 +150,7 @@ def test_a_node_that_was_suspended_for_longer_than_the_limit_goes_on(tmp_path, t
     run_dir = tmp_path / "run"
     limit_s = min(short(2), 6)
     given = tiny(run_dir, text, parallel_dp=2, run_steps=40, comm_timeout_s=limit_s)
-    with started(2, MPITRAIN, "run", *given, forked=False) as job:
+    with started(2, MPITRAIN, "run", *given) as job:
         job.wait_for(lambda: lines_in(run_dir) >= 4, 60)
         processes = [job.process.pid, *job.ranks(), watchdog_of(job.ranks())]
         for number, wait_s in ((signal.SIGSTOP, 2 * limit_s), (signal.SIGCONT, 0)):

@@ -73,7 +73,8 @@ def test_a_time_of_day_that_is_set_ends_no_run_and_breaks_no_report(tmp_path, te
     metrics = tmp_path / "run/metrics.jsonl"
     limits = dict(run_time_limit="1:00:00", comm_timeout_s=short(30), run_steps=60, run_save_every=20)
     _, *words = command(tmp_path / "run", text, **limits)
-    done = mpirun(2, sys.executable, "-c", SET, str(metrics), *words)
+    (tmp_path / "set.py").write_text(SET)
+    done = mpirun(2, sys.executable, str(tmp_path / "set.py"), str(metrics), *words)
     assert done.returncode == 0, tail(done.output)
     assert saved(tmp_path / "run")[-1] == "step-00000060"
     times = [json.loads(line)["time"] for line in metrics.read_text().splitlines()]

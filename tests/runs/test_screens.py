@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from launch import MPIRUN, MPITRAIN, environment, finished, run_tiny, tail, tiny
+from launch import MPIRUN, MPITRAIN, environment, finished, preloaded, run_tiny, tail, tiny
 
 from mpitrain.cli import cli
 from mpitrain.cluster.std_streams import terminal_of
@@ -110,12 +110,13 @@ def test_under_mpirun_there_is_a_bar_on_a_terminal_and_only_there(run_dir, tmp_p
     keys = shlex.join(
         tiny(tmp_path / "run", run_dir.parent / "text.txt", run_steps=3, run_save_every=0, run_eval_every=0)
     )
-    printed = on_a_terminal(tmp_path, f"{MPIRUN} -n 2 {MPITRAIN} run {keys}", columns)
+    command = shlex.join([MPIRUN, "-n", "2", *preloaded([MPITRAIN]), "run"])
+    printed = on_a_terminal(tmp_path, f"{command} {keys}", columns)
     assert re.search(r"step 3/3  loss \d\.\d+  [^\n]*━[^\n]* 0:00:00 left", printed), tail(printed)
     screens = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed).replace("\r", "\n")
     assert not too_long(screens.partition("\nScript done")[0].partition("\n")[2], columns), tail(screens)
     again = f"{keys} --set run.steps=4"
-    on_a_terminal(tmp_path, f"{MPIRUN} -n 2 {MPITRAIN} run {again} > file 2>&1", columns)
+    on_a_terminal(tmp_path, f"{command} {again} > file 2>&1", columns)
     text = (tmp_path / "file").read_text()
     assert re.search(r"^\d{4}-\d\d-\d\d .* step     4  loss ", text, re.MULTILINE), text
     assert not re.search(r"[\x00-\x08\x0b-\x1f━]", text), text
