@@ -80,10 +80,11 @@ def test_random_models_have_the_figures_of_their_runs(tmp_path):
     wanted = [figures(model) for model in models]
     text = ("data.source=text", f"data.path={tmp_path / 'text'}")
     short = (*text, "batch.global=1", "run.steps=1", "run.eval_batches=1")
+    (tmp_path / "runs.py").write_text(RUNS)
     found = []
     for first in range(0, len(models), 10):
         asked = json.dumps([[*model, *short] for model in models[first : first + 10]])
-        done = mpirun(1, sys.executable, "-c", RUNS, asked, timeout=600, env=ON_PATH)
+        done = mpirun(1, sys.executable, str(tmp_path / "runs.py"), asked, timeout=600, env=ON_PATH)
         assert done.returncode == 0, tail(done.output)
         found += [line.split()[1:] for line in done.output.splitlines() if line.startswith("FIGURES")]
     assert [int(count) for count, _ in found] == [count for count, _ in wanted]

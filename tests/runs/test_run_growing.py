@@ -89,7 +89,9 @@ def test_restarts_in_a_row_have_the_bits_of_a_run_without(tmp_path, documents):
     for steps in stops:
         done = growing(config, tmp_path / "again", steps, dice.choice((1, 2)), data_documents=documents)
         assert done.returncode == 0, tail(done.output)
-    stepped = mpirun(1, sys.executable, "-c", STEPPED, str(config), str(tmp_path / "again"), str(STEPS))
+    program = tmp_path / "stepped.py"
+    program.write_text(STEPPED)
+    stepped = mpirun(1, sys.executable, str(program), str(config), str(tmp_path / "again"), str(STEPS))
     assert stepped.returncode == 0, tail(stepped.output)
     assert stepped.output.splitlines()[-1] == str(list(range(stops[-1] + 1, STEPS + 1)))
     assert losses(tmp_path / "again") == losses(tmp_path / "whole")

@@ -95,7 +95,7 @@ def test_asked_to_stop_saves_and_resumes_in_another_layout(
     tmp_path, text, never_stopped, number, rank, resumes_with
 ):
     run_dir = tmp_path / "run"
-    with started(2, *command(2, run_dir, text), forked=False) as job:
+    with start(2, run_dir, text) as job:
         job.wait_for(lambda: lines_in(run_dir) >= STEPS // 2, 60)
         job.signal(job.ranks()[rank], number)
         done = job.wait(20)

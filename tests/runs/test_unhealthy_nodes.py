@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import unhealthy_srun
 from conftest import LONG
-from launch import MPIRUN, MPITRAIN, loss_lines, run_tiny, started, tail, tiny, write_text
+from launch import MPIRUN, MPITRAIN, loss_lines, preloaded, run_tiny, started, tail, tiny, write_text
 
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.cluster.unhealthy_nodes import note, noted, num_spares
@@ -45,6 +45,7 @@ def supervised(run_dir: Path, text: Path, unhealthy: dict, count: int, **setting
     words = [MPITRAIN, "supervise", "--nodes", str(count), "srun", MPITRAIN, "run"]
     path = os.pathsep.join([str(Path(unhealthy_srun.__file__).parent), os.environ.get("PYTHONPATH", "")])
     env = {"UNHEALTHY": json.dumps(unhealthy), "MPIRUN_OF_TESTS": MPIRUN, "PYTHONPATH": path}
+    env["PRELOADED"] = json.dumps(preloaded([MPITRAIN])[:-1])
     command = [*words, *tiny(run_dir, text, **SETTINGS | settings)]
     with started(0, *command, env=env, forked=False) as job:
         return job.wait(180)

@@ -3,7 +3,7 @@
     UNHEALTHY='{"node": "b", "rank": 1, "step": 6, "what": "weight"}' srun --nodelist=a,b mpitrain run ...
 
 A rank a node by mpirun, with the node's name where Slurm has it. what: as bit_flip.py has it, or
-"slow", which takes 0.3 s more for each step.
+"slow", which takes 0.3 s more for each step. PRELOADED: words that run a program with its libraries loaded.
 """
 
 import json
@@ -18,11 +18,12 @@ def start(words: list[str], mpirun: str) -> None:
         return
     nodes = next(word for word in words if word.startswith("--nodelist=")).split("=")[1].split(",")
     command = [word for word in words if not word.startswith("--n")]
-    unhealthy = json.loads(os.environ["UNHEALTHY"])["node"]
+    unhealthy, before = json.loads(os.environ["UNHEALTHY"])["node"], json.loads(os.environ["PRELOADED"])
     print(f"srun on {' '.join(nodes)}", flush=True)
     whole = [mpirun]
     for node in nodes:
-        rank = [sys.executable, __file__, *command[1:]] if node == unhealthy else command
+        rank = [*(before or [sys.executable]), __file__, *command[1:]]
+        rank = rank if node == unhealthy else [*before, *command]
         whole += [":"] * (len(whole) > 1) + ["-n", "1", "env", f"SLURMD_NODENAME={node}", *rank]
     os.execvp(mpirun, whole)
 
