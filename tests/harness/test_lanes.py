@@ -7,7 +7,6 @@ show, and with MPITRAIN_EFFORT=all everything.
 MPITRAIN_LANES=2,4 starts those lanes only, MPITRAIN_TESTS="comm_* train_zero" only these files.
 """
 
-import os
 import re
 import shutil
 import sys
@@ -46,10 +45,8 @@ def test_one_rank_raises(world):
 
 
 def lane(num_ranks, *options, cwd=ROOT, timeout=SLOWEST_S):
-    """Run the multi-rank tests on `num_ranks` ranks; beside others where pytest is, too."""
-    priority = ["--beside"] if os.nice(0) else []
-    command = [*LANE[:2], *priority, *LANE[2:], *options]
-    return mpirun(num_ranks, *preloaded(command), env=WITH_GPU, cwd=cwd, timeout=timeout)
+    """Run the multi-rank tests on `num_ranks` ranks."""
+    return mpirun(num_ranks, *preloaded([*LANE, *options]), env=WITH_GPU, cwd=cwd, timeout=timeout)
 
 
 @pytest.fixture
