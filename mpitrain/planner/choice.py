@@ -6,6 +6,7 @@ What the user gave stays as it is, also where it is the default; the rest is sea
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ from mpitrain.plan.settings.pipeline_table import holds_bounded
 from mpitrain.planner.candidates import FixedKeys, SearchSpace, fixed_keys
 from mpitrain.planner.explained import binding, idle_degrees
 from mpitrain.planner.of_config import expert_load_of, model_of
-from mpitrain.planner.search import REFUSED, SLOWER, Candidate, SearchResult, search
+from mpitrain.planner.search import REFUSED, SLOWER, Candidate, SearchResult, Tried, search
 from mpitrain.planner.what_if import WhatIf
 from mpitrain.schedules import catalog
 
@@ -107,7 +108,7 @@ def choose_layouts(
     if not chosen:
         fits = _what_fits(model, space, limit) if found.refused["memory"] else ""
         raise _nothing_fits(model, space, found, limit, refusal, fits)
-    _prove(_plan_of_few(each.candidate, space) for each in chosen)
+    _prove(_plan_of_few(each.config, space) for each in chosen)
     if space.may_offload and chosen[0].candidate.layout.offload_optimizer:
         notes.append(OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}")
     return PlannedLayouts(ranks, model, rates, found, chosen, limit.usable, notes, space.fixed)
@@ -271,7 +272,7 @@ def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
 
     The rank with most memory by formulas is asked first: where it has too much, the others need not be.
     """
-    plan = _plan_of_few(candidate, space)
+    plan = _plan_of_few(candidate.config, space)
     if limit.on_gpu:
         held = predict_rank(plan, candidate.found.footprint.stage, on_gpu=True).on_device
         if held > limit.usable:
@@ -282,16 +283,16 @@ def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
     return held
 
 
-def _plan_of_few(candidate: Candidate, space: SearchSpace) -> Plan:
+def _plan_of_few(config: Config, space: SearchSpace) -> Plan:
     """Return the plan of a run, of as few microbatches as show what it holds.
 
     Where a rank holds no more with each of them, its peak comes before three rounds of the pipeline.
     """
-    plan = plan_of(space.resolved(candidate.config))
+    plan = plan_of(space.resolved(config))
     if not holds_bounded(plan.config):
         return plan
     pipeline = plan.config.pipeline
-    few = max(3 * max(candidate.layout.pp, pipeline.group or 1), 2 * pipeline.tail)
+    few = max(3 * max(config.parallel.pp, pipeline.group or 1), 2 * pipeline.tail)
     return plan.with_microbatches(min(plan.num_microbatches, few))
 
 
@@ -330,17 +331,21 @@ def _nothing_fits(
 
 def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
     """Say with how much memory, and on how many ranks, something would fit, by formulas."""
-    least = _least(model, space)
-    if not least:
+    leanest = _leanest(model, space)
+    if leanest is None:
         return ""
-    words = [f"ranks of about {few_digits(1.1 * least / 1e9)} GB"]
+    needed = 1.1 * leanest.held + limit.usable - limit.of_tensors
+    with suppress(MpitrainError):  # a run may refuse it
+        needed = max(needed, limit.needed(held_by_ranks(_plan_of_few(leanest.config, space), limit.on_gpu)))
+    words = [f"ranks of about {few_digits(1.02 * needed / limit.usable * limit.num_bytes / 1e9)} GB"]
     batch = space.given.batch.global_
     for doublings in range(1, DOUBLED + 1):
         ranks = space.ranks << doublings
         larger = batch * max(1, -(-ranks // max(batch, space.ranks)))
         given = settings.with_values(space.given, {"batch.global_": larger})
         wider = space._replace(ranks=ranks, given=given)
-        if 0 < _least(model, wider) < limit.of_tensors:
+        leanest = _leanest(model, wider)
+        if leanest is not None and leanest.held < limit.of_tensors:
             words.append(
                 f"about {counted(ranks, 'ranks', ',')}" + f" with batch.global = {larger}" * (larger != batch)
             )
@@ -348,10 +353,10 @@ def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
     return f"by formulas it would fit with {', or '.join(words)}"
 
 
-def _least(model: StepModel, space: SearchSpace) -> int:
-    """Return the bytes of the leanest layout by formulas, 0 if there is none."""
+def _leanest(model: StepModel, space: SearchSpace) -> Tried | None:
+    """Return the layout with least memory by formulas, None if there is none."""
     every = search(model, space._replace(may_offload=False), 0.0).every
-    return min((each.held for each in every if each.reason == "memory"), default=0)
+    return min((each for each in every if each.reason == "memory"), key=lambda each: each.held, default=None)
 
 
 def named(fixed: FixedKeys) -> str:

@@ -191,6 +191,12 @@ def test_where_nothing_fits_it_is_said_what_would():
     )
 
 
+def test_what_would_fit_on_cpus_has_room_for_their_processes():
+    error = asked("--ranks", "2", "--memory", "0.001", *sets(*SMALL)).exception
+    enough = re.search(r"it would fit with ranks of about ([0-9.]+) GB", str(error))[1]
+    assert asked("--ranks", "2", "--memory", enough, *sets(*SMALL)).exit_code == 0
+
+
 SHEET = (resources.files("mpitrain.jobs") / "machines" / "h100-80gb.toml").read_bytes().decode()
 FIGURES = {  # of SHEET, which numbers of others replace
     "bf16": "peak = 989e12, sustained = 794.5e12",
