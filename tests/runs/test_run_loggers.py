@@ -12,7 +12,8 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, started, tail, tiny, write_text
+from conftest import LONG
+from launch import MPITRAIN, lines_in, loss_lines, mpirun, run_tiny, short, started, tail, tiny, write_text
 
 from mpitrain.report.loggers.value_names import values_of
 
@@ -341,3 +342,12 @@ def test_one_that_hangs_is_ended_after_the_run(folder):
     assert done.output.count('logger "own:Hangs": it was not done 5 s after the end') == 1, tail(done.output)
     rows, _ = csv_rows(run_dir / "loggers/csv")
     assert max(rows) == lines_in(run_dir)
+
+
+@LONG
+def test_a_run_that_is_done_waits_a_minute_for_one_that_hangs(folder):
+    """Be that more than any rank may stand still (comm.timeout_s)."""
+    changes = dict(run_steps=2, comm_timeout_s=short(10))
+    command, started_so = own(folder, folder / "done", "own:Hangs", **changes)
+    done = mpirun(*command, timeout=240, **started_so)
+    assert done.returncode == 0 and "was not done 60 s after the end" in done.output, tail(done.output)
