@@ -18,7 +18,7 @@ from launch import HANG_LIMIT, WITH_GPU, patience, preloaded, started
 DEFAULT = (1, 2, 4)
 LARGEST = 8  # on two cores slow, and by choice
 UNIT, RUNS = folders.TESTS / "unit", folders.TESTS / "runs"
-IN_TIME = re.compile(r"\b(signal|started|short|step_s|import time)\b")  # what ends, or measures, what runs
+IN_TIME = re.compile(r"\b(signal|started|short|step_s|import time|s of a core)\b")  # that end or measure
 # what lanes of no rank take, which are a pytest of their own each: nothing that a busy core makes fail
 OF_NO_RANK = {
     "pages, and runs that nothing ends": [
