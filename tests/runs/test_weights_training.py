@@ -131,7 +131,7 @@ def test_another_beginning_than_a_run_has_is_refused_and_its_record_stays(tmp_pa
         assert done.returncode == 2 and f"model.init = {other}: run.dir = " in said
         assert (tmp_path / name / "config.toml").read_text() == before
     model.rename(tmp_path / "elsewhere")
-    output = run(tmp_path / "two", "run.steps=4", "schedule.steps=3")
+    output = " ".join(run(tmp_path / "two", "run.steps=4", "schedule.steps=3").split())
     assert f"model.init = {model} no longer exists" in output and "resuming after step 3" in output
     assert f'init = "{model}"' in (tmp_path / "two/config.toml").read_text()
 
