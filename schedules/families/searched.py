@@ -125,11 +125,11 @@ class SearchedSize(NamedTuple):
         )
         return KNOWN[self.name](self.num_ranks, self.num_microbatches, options)
 
-    def repeated(self, limit: float) -> Iterator[Rows]:
+    def repeated(self, limit: float, *, fills: bool) -> Iterator[Rows]:
         """Yield the orders of building blocks, of a V."""
         if self.name == V_AUTO.name:
             number = min(MOST_BLOCKS, num_plays(6 * self.num_ranks * self.num_microbatches))
-            yield from v_orders(self.num_ranks, self.num_microbatches, limit, number)
+            yield from v_orders(self.num_ranks, self.num_microbatches, limit, number, fills=fills)
 
 
 def _best(size: SearchedSize, limit: float, listener: Listener) -> Rows:
@@ -156,10 +156,12 @@ def _within(size: SearchedSize, limit: float, listener: Listener) -> TimedOrder:
     problem = size.problem(limit)
     whole = size._replace(recompute=None, copy=None)
     if not problem.frees:
-        return search(problem, size.known(limit), size.repeated(limit), listener.notify)
+        return search(problem, size.known(limit), size.repeated(limit, fills=True), listener.notify)
     best = _within(whole, limit, listener)
     roomy = max(limit, size.chunks * size.num_ranks)
-    freed = search_freed(problem, chain([best.actions()], size.known(roomy), size.repeated(roomy)))
+    # blocks that aren't filled have room for what is computed again: steps are shorter with them
+    known = chain([best.actions()], size.known(roomy), size.repeated(roomy, fills=False))
+    freed = search_freed(problem, known)
     return freed if freed and is_shorter(freed, best) else best
 
 

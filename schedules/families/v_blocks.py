@@ -14,26 +14,31 @@ from mpitrain.schedules.actions import Action
 from mpitrain.schedules.families.v_half import (
     PERIOD,
     filled_from_building_block,
+    from_building_block,
     peak_of_block,
 )
 from mpitrain.schedules.families.v_shape import LEGS
-from mpitrain.schedules.search_progress import REMEMBERED
+from mpitrain.schedules.search_progress import REMEMBERED, SearchProgress
 
 MANY = 50  # blocks: then there is time to look at what few microbatches hold
 Offsets = tuple[tuple[int, ...], ...]  # of each rank: the slots of the first microbatch's legs
 
 
 def v_orders(
-    num_ranks: int, num_microbatches: int, limit: float, number: int
+    num_ranks: int, num_microbatches: int, limit: float, number: int, *, fills: bool
 ) -> Iterator[list[list[Action]]]:
     """Yield orders of so many blocks, those that hold most within a limit of stages' stashes first.
 
     Those that hold more come last: where there is no room W may run earlier than in the block.
+    fills: two of each, whose cooldown is tight, and what that leaves free is filled; else one that isn't.
     """
     few = num_microbatches if number >= MANY else None
     blocks = sorted(_blocks(num_ranks, few), key=lambda one: (one[0] > limit, abs(limit - one[0])))
     for _, offsets in blocks[:number]:
-        yield from filled_from_building_block(offsets, num_microbatches)
+        if fills:
+            yield from filled_from_building_block(offsets, num_microbatches)
+        else:
+            yield from_building_block(offsets, num_microbatches, SearchProgress(None))
 
 
 @lru_cache(REMEMBERED)
