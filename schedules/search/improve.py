@@ -30,6 +30,7 @@ RULE_SHARE = 3  # as many simple rules are followed for each play that there is 
 FEWEST, MOST = 4, 150  # plays near the best
 MANY = 50  # plays: then there is time to polish each of the best
 OVERLAPS = 0, 0.1, 1  # of W: a message may come a little before its end
+OVERLAPS_OF_FEW = 0, 0.1, 0.3, 1  # where a rank waits for messages most of the step: few microbatches
 MOVES, MOST_MOVES = 6, 800  # of the polish: for each play that there is time for; at all
 
 
@@ -79,7 +80,7 @@ def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:
     fits.
     """
     moves = min(MOVES * num_plays(problem.num_operations), MOST_MOVES) // 2  # each takes twice as long
-    plans = [plan for one in _each_way(known) if (plan := _play_freed(problem, *one)) is not None]
+    plans = [plan for one in _each_way(problem, known) if (plan := _play_freed(problem, *one)) is not None]
     different = {plan.length: plan for plan in plans}
     best = [polish(problem, different[length], moves) for length in sorted(different)[:KEPT_FREED]]
     return min(best, key=LENGTH, default=None)
@@ -97,7 +98,7 @@ def _different(known: Iterable[Rows]) -> Iterator[Order]:
 
 def _play_all(problem: Problem, pool: list[RankedOrder], known: Iterable[Rows]) -> None:
     """Play orders as they are, and with W where a rank waits."""
-    for order, overlap in _each_way(known):
+    for order, overlap in _each_way(problem, known):
         if pool and _is_best(problem, pool[0]):
             return
         if plan := _played(problem, order, overlap, _longest(problem, pool)):
@@ -105,10 +106,11 @@ def _play_all(problem: Problem, pool: list[RankedOrder], known: Iterable[Rows]) 
             _add(problem, pool, RankedOrder(plan, guide))
 
 
-def _each_way(known: Iterable[Rows]) -> Iterator[tuple[Order, float | None]]:
+def _each_way(problem: Problem, known: Iterable[Rows]) -> Iterator[tuple[Order, float | None]]:
     """Yield each order with each overlap of W that it is played with."""
+    overlaps = OVERLAPS_OF_FEW if problem.num_microbatches < problem.where.num_ranks else OVERLAPS
     for order in _different(known):
-        for overlap in (None, *OVERLAPS):
+        for overlap in (None, *overlaps):
             yield order, overlap
 
 

@@ -30,6 +30,7 @@ PUBLISHED = [
     (6, 22, Times(10, 20, 10, 3), 5, 1209),
     (6, 22, Times(18.5, 18.1, 9.3, 0.6), 4.5, 1138),
     (5, 10, Times(18.5, 18.1, 9.3, 0.6), 3.5, 579.2),
+    (16, 6, Times(13.8, 17.5, 24, 3), 6, 804.3),  # whose W end a third of their time after a message comes
     (5, 2, Times(11, 18.3, 22.4, 3), 2, 226.05),  # of a block that holds more with many microbatches
     (16, 5, Times(12, 21.3, 21.5, 0), 5, 629.55),  # whose W end a little after a message comes
 ]
