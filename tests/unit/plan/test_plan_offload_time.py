@@ -8,7 +8,7 @@ from mpitrain.plan.predict.step_time import step
 from mpitrain.plan.predict.step_time.machine import HOST_COPY, HOST_UPDATE, find_machine, machine_of
 from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.stage_seconds import most_weights, stash_bytes
-from mpitrain.plan.predict.step_time.step_model import Piece
+from mpitrain.plan.predict.step_time.step_model import Piece, works_of
 
 SHAPE = public_model("llama3.2-1b")
 LAYOUT = StepLayout(1, 2048, 64, 4, zero=0, fused=True)
@@ -22,6 +22,11 @@ PLAY = 1 + step.STRAGGLERS
 
 def took(machine, layout=LAYOUT, **changed):
     return step.predict_step(SHAPE, layout._replace(**changed), machine).seconds
+
+
+def stashed(layout):
+    """Return the bytes that one microbatch leaves in a block."""
+    return stash_bytes(layout, works_of(SHAPE, layout, 1.0).of(BLOCK), SHAPE.sizes.width)
 
 
 def test_an_update_in_host_memory_takes_what_was_measured():
@@ -48,7 +53,7 @@ def test_gradients_come_while_others_are_updated_and_weights_go_back_after_that(
 def test_activations_take_what_no_computation_hides():
     fast, slow = MEASURED._replace(host_copy=1e15), MEASURED._replace(host_copy=1e10)
     assert took(fast, offload_activations=True) == pytest.approx(took(fast), rel=1e-6)
-    copied = 2 * 16 * SHAPE.sizes.layers * stash_bytes(SHAPE, LAYOUT, BLOCK) / 1e10
+    copied = 2 * 16 * SHAPE.sizes.layers * stashed(LAYOUT) / 1e10
     hidden = copied * PLAY + took(slow) - took(slow, offload_activations=True)
     assert 0 < hidden < took(slow), "blocks are computed meanwhile"
 
@@ -58,7 +63,7 @@ def test_a_cpu_copies_in_its_own_memory():
     rate = CPU.memory_bandwidth
     update = took(CPU, layout, offload_optimizer=True) - took(CPU, layout)
     assert update == pytest.approx(PLAY * 16 * OWNED / rate, rel=1e-3)
-    kept = 16 * SHAPE.sizes.layers * stash_bytes(SHAPE, layout, BLOCK)
+    kept = 16 * SHAPE.sizes.layers * stashed(layout)
     activations = took(CPU, layout, offload_activations=True) - took(CPU, layout)
     assert activations == pytest.approx(PLAY * 4 * kept / rate, rel=1e-3)
 
@@ -75,7 +80,7 @@ def test_four_blocks_activations_stay_at_most():
         step.predict_step(SHAPE, LAYOUT._replace(offload_activations=given), MEASURED).footprint
         for given in (True, False)
     )
-    assert many.activations - few.activations == (SHAPE.sizes.layers - 4) * stash_bytes(SHAPE, LAYOUT, BLOCK)
+    assert many.activations - few.activations == (SHAPE.sizes.layers - 4) * stashed(LAYOUT)
 
 
 def test_a_layout_says_what_is_in_host_memory():

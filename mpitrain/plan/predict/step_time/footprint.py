@@ -10,7 +10,7 @@ What an allocator reserves besides, and libraries' own buffers, are not in it: t
 line where memory was published as reserved.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from mpitrain.plan.predict.step_time.stage_seconds import (
     stash_bytes,
     weights_of_ranks,
 )
-from mpitrain.plan.predict.step_time.step_model import LAST, Pieces, StepModel, Weights, works_of
+from mpitrain.plan.predict.step_time.step_model import LAST, Piece, Pieces, StepModel, Weights, works_of
 
 STAYING = 4  # blocks whose activations are on their way to host memory, or back (model/offload.py)
 
@@ -53,45 +53,59 @@ def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...
     for rank, held in enumerate(held_by):
         if stashes[rank] > stashes[fullest.setdefault(held, rank)]:
             fullest[held] = rank
-    weights, working = weights_of_ranks(model, layout), _working(model, layout)
+    weights, pieces = weights_of_ranks(model, layout), _of_pieces(model, layout, fullest)
     ranks = [
-        _of_rank(model, layout, rank, weights[rank], held, stashes[rank], working)
-        for held, rank in fullest.items()
+        _of_rank(layout, rank, weights[rank], held, stashes[rank], pieces) for held, rank in fullest.items()
     ]
     return max(ranks, key=lambda footprint: footprint.total)
 
 
+class PieceBytes(NamedTuple):
+    """What one microbatch takes of a rank.
+
+    stash: what it leaves in a piece; the ends' isn't counted. working: of one block that is recomputed, or
+    what its backward works with.
+    """
+
+    stash: Mapping[Piece, int]
+    working: int
+    logits: int
+
+
+def _of_pieces(model: StepModel, layout: StepLayout, ranks: Iterable[Sequence[Pieces]]) -> PieceBytes:
+    """Return what a microbatch takes of each piece. ranks: the pieces of their stages."""
+    works, width = works_of(model, layout, 1.0), model.sizes.width
+    pieces = {piece for held in ranks for stage in held for piece, _ in stage}
+    stash = {piece: stash_bytes(layout, works.of(piece), width) if piece.kind >= 0 else 0 for piece in pieces}
+    whole = works if layout.recompute == "none" else works_of(model, layout._replace(recompute="none"), 1.0)
+    working = max(sum(work.kept for work in kind) for kind in whole.kinds)
+    return PieceBytes(stash, working if layout.recompute == "full" else working // 3, works.last.kept)
+
+
 def _of_rank(
-    model: StepModel,
     layout: StepLayout,
     rank: int,
     weights_of_rank: Weights,
     held: Sequence[Pieces],
     stashes: int,
-    working: int,
+    of_pieces: PieceBytes,
 ) -> Footprint:
     """Return what a rank holds. held: the pieces of its stages."""
     dense, experts = weights_of_rank
     owned = dense // layout.shards + experts // layout.expert_shards
     whole = dense + experts
+    fetches, item = fetches_each(layout), layout.item
     pieces = [pair for stage in held for pair in stage]
     blocks = sum(count for piece, count in pieces if piece.kind >= 0)
-    weights = layout.item * (owned if layout.zero == 3 and fetches_each(layout) else whole)
+    weights = item * (owned if layout.zero == 3 and fetches else whole)
     gradients = layout.gradient_bytes * (owned if layout.zero >= 2 and layout.sums_each else whole)
-    gathered = 2 * layout.item * whole // max(1, blocks) if fetches_each(layout) else 0
-    stash = {piece: stash_bytes(model, layout, piece) for piece, _ in pieces}
+    gathered = 2 * item * whole // max(1, blocks) if fetches else 0
+    stash = of_pieces.stash
     kept = stashes * int(sum(count * stash[piece] for piece, count in pieces) / len(held))
     if layout.offload_activations:
-        kept = min(kept, STAYING * max(stash.values()))
-    kept += working
+        kept = min(kept, STAYING * max(stash[piece] for piece, _ in pieces))
+    kept += of_pieces.working
     # AdamW's, and masters beside weights of 16 bits
-    moments = 0 if layout.offload_optimizer else (12 if layout.item == 2 else 2 * layout.item) * owned
-    logits = works_of(model, layout, 1.0).last.kept * (LAST in stash)
+    moments = 0 if layout.offload_optimizer else (12 if item == 2 else 2 * item) * owned
+    logits = of_pieces.logits * any(piece == LAST for piece, _ in pieces)
     return Footprint(weights, gradients, moments, kept, logits, gathered, rank)
-
-
-def _working(model: StepModel, layout: StepLayout) -> int:
-    """Return the bytes of one block that is recomputed, or of what its backward works with."""
-    works = works_of(model, layout._replace(recompute="none"), 1.0)
-    whole = max(sum(work.kept for work in kind) for kind in works.kinds)
-    return whole if layout.recompute == "full" else whole // 3

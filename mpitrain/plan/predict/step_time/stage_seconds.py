@@ -359,7 +359,7 @@ def _piece_seconds(
     # experts' activations can't be offloaded (plan/settings/experts.py)
     if not (layout.offload_activations and is_block) or weights[1]:
         return part
-    return _with_copies(part, stash_bytes(model, layout, piece), machine)
+    return _with_copies(part, stash_bytes(layout, works, model.sizes.width), machine)
 
 
 def weights_of_ranks(model: StepModel, layout: StepLayout) -> tuple[Weights, ...]:
@@ -389,13 +389,11 @@ def most_weights(model: StepModel, layout: StepLayout) -> Weights:
     return max(weights_of_ranks(model, layout), key=sum)
 
 
-def stash_bytes(model: StepModel, layout: StepLayout, piece: Piece) -> int:
-    """Return the bytes that one microbatch leaves in a piece; the ends' aren't counted."""
-    if piece.kind < 0:
-        return 0
+def stash_bytes(layout: StepLayout, works: Sequence[PartWork], width: int) -> int:
+    """Return the bytes that one microbatch leaves in a piece of a block. works: of its layers."""
     if layout.recompute == "full":
-        return stream_bytes(layout, model.sizes.width)
-    return sum(work.kept for work in works_of(model, layout, 1.0).of(piece))
+        return stream_bytes(layout, width)
+    return sum(work.kept for work in works)
 
 
 def _together(parts: Sequence[tuple[Part, int]]) -> StageSeconds:
