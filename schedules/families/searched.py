@@ -30,7 +30,7 @@ from mpitrain.schedules.families.interleaved import (
 )
 from mpitrain.schedules.families.one_f_one_b import EAGER_1F1B, ONE_F_ONE_B
 from mpitrain.schedules.families.v_1f1b import v_1f1b
-from mpitrain.schedules.families.v_blocks import v_orders
+from mpitrain.schedules.families.v_blocks import published_v_orders, v_orders
 from mpitrain.schedules.families.v_half import v_half, v_min
 from mpitrain.schedules.families.zb_auto import planned, zb_orders
 from mpitrain.schedules.families.zbv import zbv
@@ -128,8 +128,18 @@ class SearchedSize(NamedTuple):
     def repeated(self, limit: float, *, fills: bool) -> Iterator[Rows]:
         """Yield the orders of building blocks, of a V."""
         if self.name == V_AUTO.name:
-            number = min(MOST_BLOCKS, num_plays(6 * self.num_ranks * self.num_microbatches))
-            yield from v_orders(self.num_ranks, self.num_microbatches, limit, number, fills=fills)
+            sizes = self.num_ranks, self.num_microbatches
+            yield from v_orders(*sizes, limit, self.num_blocks, fills=fills)
+
+    def published(self, limit: float) -> Iterator[Rows]:
+        """Yield the orders that others make of building blocks, of a V whose ranks are all busy once."""
+        if self.name == V_AUTO.name and self.num_microbatches >= self.num_ranks:
+            yield from published_v_orders(self.num_ranks, self.num_microbatches, limit, self.num_blocks)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many building blocks there is time for."""
+        return min(MOST_BLOCKS, num_plays(6 * self.num_ranks * self.num_microbatches))
 
 
 def _best(size: SearchedSize, limit: float, listener: Listener) -> Rows:
@@ -156,7 +166,8 @@ def _within(size: SearchedSize, limit: float, listener: Listener) -> TimedOrder:
     problem = size.problem(limit)
     whole = size._replace(recompute=None, copy=None)
     if not problem.frees:
-        return search(problem, size.known(limit), size.repeated(limit, fills=True), listener.notify)
+        repeated, published = size.repeated(limit, fills=True), size.published(limit)
+        return search(problem, size.known(limit), repeated, published, listener.notify)
     best = _within(whole, limit, listener)
     roomy = max(limit, size.chunks * size.num_ranks)
     # blocks that aren't filled have room for what is computed again: steps are shorter with them

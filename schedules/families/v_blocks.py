@@ -11,17 +11,18 @@ from functools import lru_cache
 from itertools import permutations, product
 
 from mpitrain.schedules.actions import Action
-from mpitrain.schedules.families.v_half import (
-    PERIOD,
+from mpitrain.schedules.families.building_block import (
+    Offsets,
     filled_from_building_block,
     from_building_block,
     peak_of_block,
+    published_from_building_block,
 )
 from mpitrain.schedules.families.v_shape import LEGS
+from mpitrain.schedules.families.v_slots import PERIOD
 from mpitrain.schedules.search_progress import REMEMBERED, SearchProgress
 
 MANY = 50  # blocks: then there is time to look at what few microbatches hold
-Offsets = tuple[tuple[int, ...], ...]  # of each rank: the slots of the first microbatch's legs
 
 
 def v_orders(
@@ -33,12 +34,24 @@ def v_orders(
     fills: two of each, whose cooldown is tight, and what that leaves free is filled; else one that isn't.
     """
     few = num_microbatches if number >= MANY else None
-    blocks = sorted(_blocks(num_ranks, few), key=lambda one: (one[0] > limit, abs(limit - one[0])))
-    for _, offsets in blocks[:number]:
+    for _, offsets in _nearest(_blocks(num_ranks, few), limit)[:number]:
         if fills:
             yield from filled_from_building_block(offsets, num_microbatches)
         else:
             yield from_building_block(offsets, num_microbatches, SearchProgress(None))
+
+
+def published_v_orders(
+    num_ranks: int, num_microbatches: int, limit: float, number: int
+) -> Iterator[list[list[Action]]]:
+    """Yield the orders that others publish of so many blocks within a limit."""
+    for peak, offsets in _nearest(_blocks(num_ranks, None), limit)[:number]:
+        if peak <= limit and (rows := published_from_building_block(offsets, num_microbatches)):
+            yield rows
+
+
+def _nearest(blocks: list[tuple[int, Offsets]], limit: float) -> list[tuple[int, Offsets]]:
+    return sorted(blocks, key=lambda one: (one[0] > limit, abs(limit - one[0])))
 
 
 @lru_cache(REMEMBERED)

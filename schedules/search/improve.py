@@ -42,13 +42,18 @@ class RankedOrder(NamedTuple):
 
 
 def search(
-    problem: Problem, known: Iterable[Rows], more: Iterable[Rows], notify: Notify | None = None
+    problem: Problem,
+    known: Iterable[Rows],
+    more: Iterable[Rows],
+    last: Iterable[Rows],
+    notify: Notify | None = None,
 ) -> TimedOrder:
     """Return the best plan that is found: of the shortest makespan, and of these the shortest span.
 
     known: orders of others, of which those that fit take part.
     more: orders that take part where the search with the known ones has left something to gain. They have a
     pool of their own; of small steps the best of both pools are one at last.
+    last: orders that are played as they are, at the end: the best plan is as short as each of them.
     """
     progress = SearchProgress(notify)
     progress.expect(1)
@@ -58,6 +63,7 @@ def search(
     _improve(problem, pool)
     if not _is_best(problem, pool[0]):
         _improve_later(problem, pool, more)
+        _play_as_they_are(problem, pool, last)
     progress.step()
     return pool[0].plan
 
@@ -73,6 +79,12 @@ def _improve_later(problem: Problem, pool: list[RankedOrder], more: Iterable[Row
         _add(problem, pool, one)
     if problem.num_operations <= SMALL:
         _improve(problem, pool)
+
+
+def _play_as_they_are(problem: Problem, pool: list[RankedOrder], last: Iterable[Rows]) -> None:
+    for order in _different(last):
+        if plan := _played(problem, order, None, pool[0].plan.makespan):
+            _add(problem, pool, RankedOrder(plan, Guide(*starts(problem, plan), unlimited(problem), 0)))
 
 
 def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:

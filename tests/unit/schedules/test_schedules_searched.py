@@ -2,6 +2,7 @@
 
 import random
 
+import published_orders
 import pytest
 from conftest import but_for
 from support.quick_schedules import NAMES, SEARCHED
@@ -9,6 +10,7 @@ from support.quick_schedules import NAMES, SEARCHED
 from mpitrain.errors import ScheduleError
 from mpitrain.schedules import families
 from mpitrain.schedules.catalog import build
+from mpitrain.schedules.families.v_blocks import published_v_orders
 from mpitrain.schedules.lowering.lower import Reduction, lower
 from mpitrain.schedules.options import Options, Times
 from mpitrain.schedules.play.simulate import simulate_table
@@ -30,6 +32,7 @@ PUBLISHED = [
     (6, 22, Times(10, 20, 10, 3), 5, 1209),
     (6, 22, Times(18.5, 18.1, 9.3, 0.6), 4.5, 1138),
     (5, 10, Times(18.5, 18.1, 9.3, 0.6), 3.5, 579.2),
+    (15, 32, Times(12.9, 14.6, 13, 0), 7, 1698.6),  # of a warmup that ours don't have
     (16, 6, Times(13.8, 17.5, 24, 3), 6, 804.3),  # whose W end a third of their time after a message comes
     (5, 2, Times(11, 18.3, 22.4, 3), 2, 226.05),  # of a block that holds more with many microbatches
     (16, 5, Times(12, 21.3, 21.5, 0), 5, 629.55),  # whose W end a little after a message comes
@@ -82,6 +85,29 @@ def test_orders_that_are_played_later_make_no_step_longer(
 ):
     """A V with few microbatches, for which blocks with a tight cooldown are a help or in the way."""
     assert searched("v-auto", num_ranks, num_microbatches, times, limit).makespan <= makespan
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_microbatches", "times", "limit", "makespan"),
+    [
+        (3, 9, Times(1, 1, 1, 0), 2, 29.5),
+        (4, 4, Times(1, 1, 1, 0), 2.5, 16),
+        (4, 8, Times(1, 1, 1, 0), 3, 26.5),
+        (5, 12, Times(10, 20, 10, 3), 3.5, 733),
+        (7, 14, Times(3, 4, 3, 0), 4.5, 171.5),
+    ],
+)
+def test_the_best_published_order_of_all_blocks_takes_part(
+    num_ranks, num_microbatches, times, limit, makespan
+):
+    """As v_auto_schedule.py has them; tests/oracles/published_orders.py finds the same best of all."""
+    stages = published_orders.Times(*([time / 2] * 2 * num_ranks for time in times[:3]), times.message)
+    orders = [
+        [[(action.kind, action.stage, action.index) for action in row] for row in rows]
+        for rows in published_v_orders(num_ranks, num_microbatches, 2 * limit, 100)
+    ]
+    fitting = [order for order in orders if published_orders.peak(order, 1) <= 2 * limit]
+    assert min(published_orders.played(order, stages)[0] for order in fitting) == pytest.approx(makespan)
 
 
 def test_groups_of_as_many_as_ranks_take_part_with_split_backwards():
