@@ -1,7 +1,8 @@
 """What a transport is, and what it sees of an axis.
 
-The modules beside this file are transports: each has the functions of Transport. An axis chooses
-one for every operation (Axis.transport in comm/axis.py).
+The modules beside this file are transports: each has the functions of Transport, and `levels`
+those of LevelTransport. An axis chooses one for every operation (Axis.transport, and Axis.one_level
+for what can't go in two levels, in comm/axis.py).
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,8 @@ def finish(trainer: Trainer, calibration: CalibrationFile | None = None) -> int:
     code = _summarised(trainer, calibration)
     place = trainer.place
     patience_s = {STAY: PATIENCE_S, HURRY: 0.0}.get(trainer.urgency, HURRIED_S)
-    place.name(place.who, max(place.limit_s, 2 * patience_s))  # this rank does nothing meanwhile
+    if trainer.config.run.logger_names:  # other ranks do nothing meanwhile
+        place.name(place.who, max(place.limit_s, 2 * patience_s))
     with place.at("end", "waiting for loggers", BUSY):
         trainer.report.say(trainer.opened.loggers.end(patience_s))
     return code

@@ -44,7 +44,7 @@ class RunReport:
             try:
                 self._show(self._live.start)
             except RuntimeError:  # no thread can be started: there are plain lines
-                self._live.stop()
+                self._show(self._live.stop)
                 self._live = None
                 return self
             self._task = self._live.add_task("training", total=self.steps, head="training", tail="")

@@ -44,7 +44,10 @@ class Logger(Protocol):
         """Take the numbers of a step. time: when it was over, in seconds since 1970."""
 
     def flush(self) -> None:
-        """Make visible what was logged; called about once a second."""
+        """Make visible what was logged; called about once a second.
+
+        With `resumes` it must be on the disk then: it isn't given again.
+        """
 
     def end(self) -> None:
         """Close what is open."""

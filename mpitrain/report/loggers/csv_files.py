@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -27,6 +28,7 @@ class CsvLogger:
         self._resumes = run.resumed
         _write(run.folder / "config.csv", [("key", "value"), *run.config.items()])
         if run.resumed:
+            _cut(self._path, math.inf)  # no new row may come
             self._open(_columns(self._path))
         else:
             self._begin(FIRST, ())
@@ -80,7 +82,7 @@ def _columns(path: Path) -> list[str]:
     return []
 
 
-def _cut(path: Path, step: int) -> None:
+def _cut(path: Path, step: float) -> None:
     """Drop rows from a step on, which a killed logger may have left, and one that it tore."""
     with open(open_regular(path, os.O_RDWR), "r+b") as file:
         end = len(file.readline())
