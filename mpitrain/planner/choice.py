@@ -330,14 +330,14 @@ def _nothing_fits(
 
 
 def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
-    """Say with how much memory, and on how many ranks, something would fit, by formulas."""
+    """Say with how much memory something would fit, and on how many ranks, by formulas."""
     leanest = _leanest(model, space)
     if leanest is None:
         return ""
     needed = 1.1 * leanest.held + limit.usable - limit.of_tensors
     with suppress(MpitrainError):  # a run may refuse it
         needed = max(needed, limit.needed(held_by_ranks(_plan_of_few(leanest.config, space), limit.on_gpu)))
-    words = [f"ranks of about {few_digits(1.02 * needed / limit.usable * limit.num_bytes / 1e9)} GB"]
+    words = [f"ranks of about {few_digits(1.02 * needed / limit.share / 1e9)} GB"]
     batch = space.given.batch.global_
     for doublings in range(1, DOUBLED + 1):
         ranks = space.ranks << doublings

@@ -83,9 +83,10 @@ def at_length(config: Config, longest: int, limit: int) -> Config:
     parallel, unit = config.parallel, _unit(config)
     sequence = -(-max(1, longest) // unit) * unit
     if sequence > limit:
+        rows = " into multiples of 16 rows, which products of fp8 take" * (config.precision.compute == "fp8")
         raise ConfigError(
             f"a context of {limit} tokens doesn't divide over parallel.cp = {parallel.cp} x "
-            f"parallel.tp = {parallel.tp}; give --context {max(unit, limit // unit * unit)}"
+            f"parallel.tp = {parallel.tp}{rows}; give --context {max(unit, limit // unit * unit)}"
         )
     micro = max(1, min(ROWS, ROW_TOKENS // sequence))
     return settings.with_values(config, {"data.sequence": sequence, "batch.micro": micro})

@@ -41,9 +41,14 @@ class MemoryLimit(NamedTuple):
         return self.total_bytes // self.ranks
 
     @property
+    def share(self) -> float:
+        """What part of its bytes a layout may hold which is chosen to fit."""
+        return 1 if self.exact else USABLE
+
+    @property
     def usable(self) -> float:
         """Bytes that a layout may hold which is chosen to fit."""
-        return self.num_bytes if self.exact else USABLE * self.num_bytes
+        return self.share * self.num_bytes
 
     @property
     def of_tensors(self) -> float:

@@ -231,6 +231,8 @@ def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> 
         )
     if (rows := model.vocab - model.padding) < needed:
         padding = f" without {model.padding} rows of model.padding" if model.padding else ""
+        if model.padding and "padding" in given:  # then the vocabulary that was typed has them
+            rows, padding = model.vocab, f", {model.padding} rows of it model.padding"
         without = f", {vocab - needed} of them special ones above all others" if needed < vocab else ""
         raise ConfigError(
             f"model.vocab = {rows}{padding}, but the tokenizer has {vocab} tokens{without}; needed "

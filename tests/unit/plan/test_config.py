@@ -219,6 +219,7 @@ def test_bad_keys_and_values_are_named(override, message):
         (["model.width=12", "model.heads=4", "model.kv_heads=4"], 1, "even width of a head"),
         (["model.vocab=100"], 1, "model.vocab = 100, but the tokenizer has 256"),
         (["model.vocab=250", "model.vocab_multiple=64"], 1, "250 without 6 rows of model.padding, but"),
+        (["model.vocab=256", "model.padding=6"], 1, "model.vocab = 256, 6 rows of it model.padding, but"),
         (
             ["optimizer.momentum=0.9"],
             1,

@@ -197,6 +197,11 @@ def test_what_would_fit_on_cpus_has_room_for_their_processes():
     assert asked("--ranks", "2", "--memory", enough, *sets(*SMALL)).exit_code == 0
 
 
+def test_a_limit_of_no_bytes_is_too_little():
+    error = asked("--ranks", "2", "--machine", "h100-80gb", "--memory", "1e-10", *sets(*SMALL)).exception
+    assert isinstance(error, ConfigError) and "it would fit with ranks of about" in str(error)
+
+
 SHEET = (resources.files("mpitrain.jobs") / "machines" / "h100-80gb.toml").read_bytes().decode()
 FIGURES = {  # of SHEET, which numbers of others replace
     "bf16": "peak = 989e12, sustained = 794.5e12",
