@@ -1,6 +1,6 @@
-"""Orders of a building block of a V: six slots of every rank, repeated for every microbatch.
+"""Orders of a building block of a V: six slots of each rank, repeated for every microbatch.
 
-A block's offsets are the slots of the first microbatch's legs, by rank. Where few microbatches
+Its offsets are the slots of the first microbatch's legs, by rank. Where few microbatches
 leave slots free, an order is made denser in steps, that of V-Half and V-Min (arXiv:2405.15362):
 
     reorder  move the warmup's and the cooldown's actions into free slots before them, if the peak
@@ -39,7 +39,7 @@ from mpitrain.schedules.families.v_slots import (
 )
 from mpitrain.schedules.search_progress import SearchProgress
 
-Offsets = tuple[tuple[int, ...], ...]
+Offsets = tuple[tuple[int, ...], ...]  # of each rank: the slots of the first microbatch's legs
 
 
 def from_building_block(
@@ -68,8 +68,9 @@ def filled_from_building_block(offsets: Offsets, num_microbatches: int) -> Itera
 
 
 def published_from_building_block(offsets: Offsets, num_microbatches: int) -> list[list[Action]] | None:
-    """Return the table that `v_auto_schedule.py` makes of a building block; None: a rank waits
-    for ever.
+    """Return the table that `v_auto_schedule.py` makes of a building block, to a few actions.
+
+    None: a rank waits for ever.
     """
     ranks = repeated(offsets, num_microbatches)
     limit = max(SlotRow(lines).peak for lines in ranks)
@@ -142,10 +143,11 @@ def _has_needed(ranks: list[Lines], rank: int, line: int) -> bool:
 
 
 def _tightened(ranks: list[Lines]) -> list[Lines]:
-    """Let the last I of both legs go from rank to rank without a wait, as many as there can be stashes.
+    """Let the last I of both legs go from rank to rank without a wait: as many as stashes there can be.
 
     The last of all begins in the slot after the first rank's last F, those before it two slots
-    earlier each; W takes the first free slots. Where an order breaks or two need a slot, nothing moves.
+    earlier each; W takes the first free slots. Where an order breaks or two need a slot, nothing
+    moves.
     """
     num_ranks = len(ranks)
     num_microbatches = len(ranks[0][0])
@@ -173,7 +175,7 @@ def _every_other(last: int, number: int) -> list[int]:
 # ---------------------------------------------------------------- fill
 
 # W of leg 2 and of leg 3 have a line each: which of them comes first decides what moves
-CHANGE = {**CHANGES, W + 1: -1}
+CHANGE = {**CHANGES, W + 1: -1}  # of what is held, as CHANGES
 
 
 def _filled(ranks: list[Lines]) -> list[Lines]:

@@ -2,13 +2,7 @@
 
 Every 6 units of time a microbatch starts, and each rank runs F, F, I, I, W, W of some microbatches:
 a *building block*. Its offsets (when a microbatch has its legs on each rank, see v_shape) determine
-how long a stash is held. The table is built from it in steps:
-
-    repeat   the block for every microbatch
-    reorder  move the warmup's and the cooldown's actions into free slots before them, if the peak
-             of stashes stays as it is, first with W where it is, then with W in the first free
-             slots
-    squeeze  drop slots that are free for all, keeping every rank's order
+how long a stash is held. How a table is made of it: building_block.py.
 
 The order doesn't depend on the times of F, I and W; its bubble grows with every microbatch if they
 differ much.

@@ -51,8 +51,8 @@ def search(
     """Return the best plan that is found: of the shortest makespan, and of these the shortest span.
 
     known: orders of others, of which those that fit take part.
-    more: orders that take part where the search with the known ones has left something to gain. They have a
-    pool of their own; of small steps the best of both pools are one at last.
+    more: orders that take part where the search with the known ones has left something to gain. They
+    have a pool of their own; of small steps the best of both pools are one at last.
     last: orders that are played as they are, at the end: the best plan is as short as each of them.
     """
     progress = SearchProgress(notify)

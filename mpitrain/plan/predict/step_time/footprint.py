@@ -63,8 +63,8 @@ def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...
 class PieceBytes(NamedTuple):
     """What one microbatch takes of a rank.
 
-    stash: what it leaves in a piece; the ends' isn't counted. working: of one block that is recomputed, or
-    what its backward works with.
+    stash: what it leaves in a piece; the ends' isn't counted.
+    working: of one block that is recomputed, or what its backward works with.
     """
 
     stash: Mapping[Piece, int]
