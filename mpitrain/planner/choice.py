@@ -16,6 +16,7 @@ from mpitrain.config import Config, LoadedConfig
 from mpitrain.data.tokenizer import tokenizer_of
 from mpitrain.errors import ConfigError, MpitrainError, counted
 from mpitrain.model.families.catalog import plan_for, plan_of
+from mpitrain.plan.declared.step_layout import MICROS
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.memory import predict_rank
 from mpitrain.plan.predict.memory_limit import MemoryLimit, held_by_ranks, limit_of_rank
@@ -106,7 +107,7 @@ def choose_layouts(
     held = partial(_held, space=space, limit=limit)
     chosen, refusal = best_of(found, top, rates, limit.usable, held)
     if not chosen:
-        fits = _what_fits(model, space, limit) if found.refused["memory"] else ""
+        fits = _what_fits(model, space, found.every, limit) if found.refused["memory"] else ""
         raise _nothing_fits(model, space, found, limit, refusal, fits)
     _prove(_plan_of_few(each.config, space) for each in chosen)
     if space.may_offload and chosen[0].candidate.layout.offload_optimizer:
@@ -329,9 +330,9 @@ def _nothing_fits(
     )
 
 
-def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
-    """Say with how much memory something would fit, and on how many ranks, by formulas."""
-    leanest = _leanest(model, space)
+def _what_fits(model: StepModel, space: SearchSpace, every: Iterable[Tried], limit: MemoryLimit) -> str:
+    """Say by formulas with how much memory something that was tried would fit, and on how many ranks."""
+    leanest = _leanest(every)
     if leanest is None:
         return ""
     needed = 1.1 * leanest.held + limit.usable - limit.of_tensors
@@ -343,8 +344,10 @@ def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
         ranks = space.ranks << doublings
         larger = batch * max(1, -(-ranks // max(batch, space.ranks)))
         given = settings.with_values(space.given, {"batch.global_": larger})
-        wider = space._replace(ranks=ranks, given=given)
-        leanest = _leanest(model, wider)
+        # no larger microbatch needs less memory
+        fixed = {"batch.micro": MICROS[0], **space.fixed}
+        wider = space._replace(ranks=ranks, given=given, fixed=fixed, may_offload=False)
+        leanest = _leanest(search(model, wider, 0.0).every)
         if leanest is not None and leanest.held < limit.of_tensors:
             words.append(
                 f"about {counted(ranks, 'ranks', ',')}" + f" with batch.global = {larger}" * (larger != batch)
@@ -353,10 +356,14 @@ def _what_fits(model: StepModel, space: SearchSpace, limit: MemoryLimit) -> str:
     return f"by formulas it would fit with {', or '.join(words)}"
 
 
-def _leanest(model: StepModel, space: SearchSpace) -> Tried | None:
-    """Return the layout with least memory by formulas, None if there is none."""
-    every = search(model, space._replace(may_offload=False), 0.0).every
-    return min((each for each in every if each.reason == "memory"), key=lambda each: each.held, default=None)
+def _leanest(every: Iterable[Tried]) -> Tried | None:
+    """Return the layout with least memory by formulas, without an optimizer in host memory; None if none."""
+    held = (
+        each
+        for each in every
+        if each.layout and not each.layout.offload_optimizer and each.reason in ("", "memory")
+    )
+    return min(held, key=lambda each: each.held, default=None)
 
 
 def named(fixed: FixedKeys) -> str:

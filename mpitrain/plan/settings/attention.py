@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from mpitrain.config import NEUTRAL, AttentionTable, Config
+from mpitrain.config import NEUTRAL, AttentionTable
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.family import ModelFamily
 from mpitrain.plan.declared.resolved import ResolvedAttention, ResolvedConfig, ResolvedModel
@@ -47,14 +47,14 @@ def with_heads(model: ResolvedModel, family: ModelFamily, kv_heads: int | None) 
 
 
 def resolve_attention(
-    config: Config, model: ResolvedModel, family: ModelFamily, preset: Mapping[str, Any]
+    table: AttentionTable, model: ResolvedModel, family: ModelFamily, preset: Mapping[str, Any]
 ) -> ResolvedAttention:
     """Fill in what the table `attention` left open.
 
     Raises ConfigError for what would do nothing, and for what can't be.
     """
     known = family.attention
-    values = {key: getattr(config.attention, key) for key in AttentionTable.__struct_fields__}
+    values = msgspec.structs.asdict(table)
     given = {key: value for key, value in values.items() if value is not None}
     family.refuse_unused(model.family, "attention", given, NEUTRAL["attention"])
     keys = {**known, **{key: value for key, value in preset.items() if key in known}, **given}

@@ -14,6 +14,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from mpitrain.config import NEUTRAL, Config, ExpertsTable, Parallel
 from mpitrain.plan.declared.family import ModelFamily
 from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts, ResolvedModel, filled
@@ -31,14 +33,14 @@ def ranks_of_pipeline_rank(parallel: Parallel) -> int:
 
 
 def resolve_experts(
-    config: Config, model: ResolvedModel, family: ModelFamily, preset: Mapping[str, Any]
+    table: ExpertsTable, model: ResolvedModel, family: ModelFamily, preset: Mapping[str, Any]
 ) -> ResolvedExperts:
     """Fill in what the table `experts` left open. Raises ConfigError for keys that the family hasn't."""
-    values = {key: getattr(config.experts, key) for key in ExpertsTable.__struct_fields__}
+    values = msgspec.structs.asdict(table)
     given = {key: value for key, value in values.items() if value is not None and value != ""}
     if family.experts is None:
         family.refuse_unused(model.family, "experts", given, NEUTRAL["experts"] | OF_A_LAYOUT)
-        return filled(ResolvedExperts, config.experts, **NEUTRAL["experts"])
+        return filled(ResolvedExperts, table, **NEUTRAL["experts"])
     defaults = {"width": model.ffn, **family.experts, **preset}
     balance = given.get("balance", defaults["balance"])
     if balance != defaults["balance"]:  # of another one weight and rate say nothing

@@ -4,6 +4,7 @@ together, before anything is built.
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -12,9 +13,11 @@ from mpitrain import config_hints
 from mpitrain.config import (
     FIRST_FAMILY,
     NEUTRAL,
+    AttentionTable,
     Batch,
     Config,
     Data,
+    ExpertsTable,
     Model,
     Pipeline,
     RecoveryTable,
@@ -28,7 +31,9 @@ from mpitrain.inputs import shown
 from mpitrain.plan.declared.family import OF_SOME, family_of, find_preset, presets
 from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.resolved import (
+    ResolvedAttention,
     ResolvedConfig,
+    ResolvedExperts,
     ResolvedModel,
     ResolvedParallel,
     ResolvedPipeline,
@@ -75,11 +80,9 @@ def resolve(config: Config, ranks: JobRanks | int, vocab: int, needed: int | Non
     config = with_schedule(config, lambda closed: resolve(closed, ranks, vocab, needed))
     SOURCES.find(config.data.source)  # or raise ConfigError
     _refuse_skip(config.data)
-    preset = _preset(config.model)
-    model = _model(config.model, preset, vocab, needed or vocab)
-    family = family_of(model)
-    attention = resolve_attention(config, model, family, preset.get("attention", {}))
-    experts = resolve_experts(config, model, family, preset.get("experts", {}))
+    model, attention, experts = _architecture(
+        config.model, config.attention, config.experts, vocab, needed or vocab
+    )
     own = own_table(config.pipeline)
     if own is None:
         schedule_of(config.pipeline.schedule)  # refuses a name that there isn't
@@ -104,6 +107,21 @@ def resolve(config: Config, ranks: JobRanks | int, vocab: int, needed: int | Non
     tables = dict(experts=experts, parallel=parallel, optimizer=optimizer, comm=comm)
     recovery = resolve_recovery(config.recovery, ranks)
     return msgspec.structs.replace(resolved, recovery=recovery, **tables)
+
+
+@lru_cache(maxsize=4)  # a search resolves one model in many layouts
+def _architecture(
+    model: Model, attention: AttentionTable, experts: ExpertsTable, vocab: int, needed: int
+) -> tuple[ResolvedModel, ResolvedAttention, ResolvedExperts]:
+    """Fill in what a preset and a family say of a model."""
+    preset = _preset(model)
+    resolved = _model(model, preset, vocab, needed)
+    family = family_of(resolved)
+    return (
+        resolved,
+        resolve_attention(attention, resolved, family, preset.get("attention", {})),
+        resolve_experts(experts, resolved, family, preset.get("experts", {})),
+    )
 
 
 def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:

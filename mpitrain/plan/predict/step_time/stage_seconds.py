@@ -364,11 +364,15 @@ def _piece_seconds(
 
 def weights_of_ranks(model: StepModel, layout: StepLayout) -> tuple[Weights, ...]:
     """Return the weights of each pipeline rank."""
-    divided = StepLayout(
+    return _weights_of_ranks(model, division_alone(layout))
+
+
+def division_alone(layout: StepLayout) -> StepLayout:
+    """Return a layout that divides a model alike, and is equal for all that do."""
+    return StepLayout(
         1, layout.sequence, 1, tp=layout.tp, ep=layout.ep, etp=layout.etp, pp=layout.pp, chunks=layout.chunks,
         schedule=layout.schedule, stages=layout.stages,
     )  # fmt: skip
-    return _weights_of_ranks(model, divided)
 
 
 @lru_cache(maxsize=256)  # a search asks for many layouts that divide a model alike

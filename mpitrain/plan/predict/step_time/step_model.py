@@ -123,7 +123,7 @@ def of_microbatch(layout: StepLayout) -> StepLayout:
     ranks = layout.tp * layout.cp * layout.etp * layout.ep
     return layout._replace(
         ranks=ranks, batch=layout.micro * ranks, pp=1, chunks=1, schedule="", stages=None, sharded=0, zero=0,
-        gather="", offload_optimizer=False, longest=0,
+        reduce="step", gather="", offload_optimizer=False, longest=0,
     )  # fmt: skip
 
 
