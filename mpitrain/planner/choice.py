@@ -101,6 +101,8 @@ def choose_layouts(
     notes = _assumptions(given, space)
     if not origins.is_given("data.sequence"):
         notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
+    if rates.on_gpu and not origins.is_given("precision.compute"):
+        notes += _faster_type(given.precision.compute, rates)
     if rates.doubt:
         notes.append(f"the figures of {rates.name} can't be trusted: {rates.doubt}; measure it again")
     found = search(model, space, limit.of_tensors)
@@ -113,6 +115,19 @@ def choose_layouts(
     if space.may_offload and chosen[0].candidate.layout.offload_optimizer:
         notes.append(OFFLOADED if rates.knows_offload else f"{OFFLOADED}: {GUESSED}")
     return PlannedLayouts(ranks, model, rates, found, chosen, limit.usable, notes, space.fixed)
+
+
+def _faster_type(compute: str, rates: MachineRates) -> list[str]:
+    """Say what is assumed of the type of products where it is open and one of 16 bits is faster."""
+    own = rates.products.get(compute)
+    fastest = max(("bf16", "fp16"), key=lambda dtype: rates.products.get(dtype, 0.0))
+    if own is None or rates.products.get(fastest, 0.0) <= own:
+        return []
+    times = few_digits(rates.products[fastest] / own)
+    return [
+        f"precision.compute is open: {compute} is assumed, as a run does; products in {fastest} are {times} "
+        f"times as fast on {rates.name}: --set precision.compute={fastest}"
+    ]
 
 
 def _refuse_type(given: Config, rates: MachineRates) -> None:

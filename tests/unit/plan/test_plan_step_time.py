@@ -613,6 +613,14 @@ def test_attention_of_a_cpu_is_slower_in_short_sequences_and_narrow_heads():
     assert core_seconds(core, fp64, True, dtype="fp64") == pytest.approx(4e9 / CPU.attention_forward)
 
 
+def test_attention_of_a_gpu_in_fp32_has_no_flash_kernel():
+    """An H100's products in fp32 have 54 of 794.5 TFLOP/s."""
+    core = work.AttentionCore(10**12, 0, 128, 4096)
+    narrow, wide = (core_seconds(core, H100, True, dtype=dtype) for dtype in ("bf16", "fp32"))
+    assert wide / narrow == pytest.approx(H100.products["bf16"] / H100.products["fp32"])
+    assert core_seconds(core, H100, True, dtype="fp8") == narrow
+
+
 def test_attention_of_a_cpu_falls_to_what_was_measured_of_short_sequences():
     forward, backward = CPU.attention_forward, CPU.attention_backward
     measured = CPU._replace(attention_short={"forward": forward / 2, "backward": backward})
