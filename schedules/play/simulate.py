@@ -1,13 +1,15 @@
 """Play all ranks with times: when does each instruction start and end, who waits, how much memory is held?
 
-A rank has one compute resource, one for sending and one for receiving. An instruction starts when
-the one before it on its rank has ended, and a receive ends when its message has arrived. A send
-ends at once and starts a transfer:
+A rank has one compute resource and one for sending. An instruction starts when the one before it on
+its rank has ended, and a receive ends when its message has arrived. A send ends at once and starts a
+transfer:
 
     sender  |--F--|  leaves when the sender's link is free of earlier messages
-                     |--latency--|--transfer--|  `transfer` occupies the sender at the start and the
-                                                 receiver at the end
+                     |--latency--|--transfer--|  `transfer` occupies the sender at the start
     receiver                                  |--F--|
+
+Messages of several senders don't wait for one another at a receiver: which of them came first would change
+with times, and a shorter computation could make a step longer.
 
 What travels between data ranks takes no time.
 
@@ -139,13 +141,6 @@ class _Player:
         self.timeline = Timeline(programs, [[] for _ in ranks], [[] for _ in ranks], [0] * len(programs))
         self.cursors = [0] * len(programs)
         self.sender_free: list[float] = [0] * len(programs)
-        self.receiver_free: list[float] = [0] * len(programs)
-        self.rank_of = {
-            action.stage: rank
-            for rank, program in enumerate(programs)
-            for action in program
-            if action.kind in COMPUTE
-        }
         self.messages: dict[Action, tuple[float, float]] = {}  # by the receive: (sent, arrived)
         self.waiting: dict[Action, tuple[int, float]] = {}  # by the receive: (rank, since)
         self.ready: list[tuple[float, int]] = [(0, rank) for rank in ranks]
@@ -191,13 +186,10 @@ class _Player:
 
     def _send(self, action: Action, rank: int, time: float) -> None:
         receive = partner(action)
-        to = self.rank_of.get(receive.stage, rank)  # nobody's message goes nowhere
         latency, transfer = self.link
         leaves = max(time, self.sender_free[rank])
         self.sender_free[rank] = leaves + transfer
-        arrives = max(leaves + latency, self.receiver_free[to])
-        self.receiver_free[to] = arrives + transfer
-        self.messages[receive] = time, arrives + transfer
+        self.messages[receive] = time, leaves + latency + transfer
         if receive in self.waiting:
             waiting_rank, since = self.waiting.pop(receive)
             heappush(self.ready, (since, waiting_rank))

@@ -138,7 +138,7 @@ FIGURES = {  # of MachineRates, which a better machine has more or less of
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", effort.numbers((*range(36), 121, 417, 950, 1208), 2000))
+@pytest.mark.parametrize("case", effort.numbers((*range(36), 121, 417, 616, 671, 950, 1208), 2000))
 def test_a_step_is_no_slower_with_any_figure_better_nor_faster_than_its_least(case):
     rng = random.Random(case)
     found = random_layout(rng)

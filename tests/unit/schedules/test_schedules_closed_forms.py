@@ -7,13 +7,14 @@ of layers and c of a message, as fractions, so that nothing is rounded. A formul
 holds, and where a page or paper says more than that, the test's docstring tells what was found.
 """
 
+import random
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpitrain.schedules.actions import B, F, parse_program
+from mpitrain.schedules.actions import COMPUTE, B, F, parse_program
 from mpitrain.schedules.catalog import build
 from mpitrain.schedules.families.one_f_one_b import alternate
 from mpitrain.schedules.lowering.messages import with_messages
@@ -266,3 +267,20 @@ def test_messages_of_one_sender_leave_one_after_the_other():
     programs = map(parse_program, ["RECV_B0@0 B0@0", "F0@1 SEND_F0@1 SEND_B0@1", "RECV_F0@2 F0@2"])
     timeline = simulate(list(programs), {"F": 1}, Link(latency=5, transfer=3))
     assert timeline.starts[2][1] == 1 + 5 + 3 and timeline.starts[0][1] == 1 + 3 + 5 + 3
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved", "zbv"])
+def test_a_shorter_computation_makes_no_step_longer(name):
+    """Two neighbours' messages came in another order then, and one waited for the other."""
+    rng = random.Random(name)
+    programs = with_messages(build(name, 4, 8))
+    actions = sorted({action for program in programs for action in program if action.kind in COMPUTE})
+    for _ in range(40):
+        times = {action: rng.randint(10, 40) for action in actions}
+        shorter = {action: time - rng.choice([0, 0, 1, 5]) for action, time in times.items()}
+        link = Link(latency=rng.randint(0, 5), transfer=rng.randint(5, 30))
+        before, after = (
+            simulate(programs, lambda action, costs=costs: costs.get(action, 0), link).makespan
+            for costs in (times, shorter)
+        )
+        assert after <= before
