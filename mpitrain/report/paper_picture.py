@@ -5,6 +5,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from mpitrain.inputs import printable, rendered
 from mpitrain.report.curves import Curve, Points, points
@@ -47,10 +48,14 @@ def _panel(panel: Axes, curve: Curve, of_runs: Sequence[Points], over: str) -> N
         )
     if curve.logarithmic:
         panel.set_yscale("log")
+        low, high = panel.get_ylim()
+        panel.yaxis.set_major_formatter("{x:g}")
+        panel.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else NullFormatter())
     panel.set_title(curve.title, fontsize=SMALL, loc="left")
     panel.set_xlabel(over, fontsize=SMALL)
     panel.tick_params(which="both", labelsize=SMALL)
-    panel.grid(color="#E4E4E4", linewidth=0.6)
+    panel.xaxis.set_major_locator(MaxNLocator(5))
+    panel.grid(which="both", color="#E4E4E4", linewidth=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
 

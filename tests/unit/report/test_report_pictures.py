@@ -209,6 +209,7 @@ def test_a_picture_for_a_paper(run, tmp_path):
     assert pictures[0] == pictures[1] and pictures[2].startswith(b"\x89PNG")
     texts = "".join(ET.fromstring(pictures[0]).itertext())
     assert MARKUP in texts and "hours" in texts and "gradient norm" in texts
+    assert "\u00d7" not in texts and "\\times" not in texts  # 2, not 2 x 10^0
     for names, why in ((("x",), "give one of loss"), (("load_cv",), "no run has load_cv")):
         with pytest.raises(ConfigError, match=why):
             plot(paths, str(tmp_path / "d.svg"), names, "step", print)
