@@ -9,13 +9,13 @@ import time
 
 from mpitrain.cluster.allocation import Allotted
 from mpitrain.cluster.launch import launched
-from mpitrain.cluster.status_board import PHASES
 
 ASKS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a rank to leave
 # one request comes several times: from the scheduler, from the shell of the job, and through mpirun
 ECHO_S = 2.0
 KEY_S = 0.3  # without a launcher a key comes once, and a shell's request perhaps twice at once
 BEFORE_STEPS = ("start", "tokens", "build", "resume", "repair")  # there is nothing to save in them
+BESIDE_STEPS = ("spare", "end")  # where a rank that takes no steps waits for those that do, or leaves
 # for all ranks to leave together where there is nothing to save; then the job is ended as it is
 IN_ORDER_S = 5.0
 
@@ -34,7 +34,7 @@ class LeaveRequests:
         self.asked_by = ""
         self.time: Allotted | None = None
         self.is_unsaved = False
-        self._phases_without_save = PHASES[:-1]
+        self._steps = False
         self._leave_by = float("inf")
         self._asked_at = -ECHO_S
 
@@ -43,11 +43,12 @@ class LeaveRequests:
 
         Until then there is nothing to save in any phase.
         """
-        self._phases_without_save = BEFORE_STEPS
+        self._steps = True
         self.is_unsaved = False
 
     def saves_nothing(self, phase: str) -> bool:
-        return phase in self._phases_without_save and not self.is_unsaved
+        nothing = phase in BEFORE_STEPS if self._steps else phase not in BESIDE_STEPS
+        return nothing and not self.is_unsaved
 
     def why(self) -> str:
         """Return why this rank has to leave before it takes a step, in words; "" if it hasn't."""

@@ -320,11 +320,14 @@ class Trainer:
         self.saver.finish()
         self.memory.end()
         self.last_words = (
-            f"corrupted after step {self.counts.step}: {corruption.text}; the last good checkpoint is kept: "
-            "leave that node out"
+            f"corrupted after step {self.counts.step}: {corruption.text}; {self._kept()}: leave that node out"
         )
         self._note_unhealthy(corruption.nodes, corruption.text)
         return FAILED
+
+    def _kept(self) -> str:
+        saved = self.guard.place.saved
+        return f"the checkpoint of step {saved} is kept" if saved > 0 else "no step is saved yet"
 
     def _leave_if_slow(self) -> None:
         """Leave with a checkpoint if a node is slow and another can take its place. Alike on all ranks."""
@@ -344,8 +347,8 @@ class Trainer:
 
     def _diverged(self, reason: str) -> int:
         self.memory.end()
-        advice = "lower optimizer.lr, or check the data, and run the same command to resume"
-        self.last_words = f"diverged: {reason}; the last good checkpoint is kept: {advice}"
+        advice = "lower optimizer.lr, or check the data, and run the same command again"
+        self.last_words = f"diverged: {reason}; {self._kept()}: {advice}"
         return FAILED
 
     def _count_skips(self, result: StepResult) -> str:

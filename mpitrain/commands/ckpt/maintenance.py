@@ -104,7 +104,8 @@ def repair(path: str, step: int | None, say: Callable[[str], None]) -> int:
             except CheckpointError as error:
                 damaged.append(error.args[0])
     if valid:
-        say(f"nothing to repair in step {listed(valid)}")
+        steps_named = f"step{'s' * (len(valid) > 1)} {listed(valid)}"
+        say(f"nothing to repair in the index of {steps_named}; mpitrain ckpt verify reads all data")
     _say_some(damaged, " that are damaged", say)
     return FAILED if damaged else DONE
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from mpitrain.commands.output_file import PICTURES, as_csv, require_file, write
 from mpitrain.commands.plan.backtest_text import as_text
-from mpitrain.errors import ConfigError
-from mpitrain.inputs import rendered
+from mpitrain.errors import ConfigError, counted
+from mpitrain.inputs import rendered, shown
 from mpitrain.plan.declared import formatting
 from mpitrain.planner.backtest_errors import BacktestOutcome, by_row, predict_rows, report
 from mpitrain.planner.fitted import machine_text
@@ -26,6 +26,12 @@ def backtest(path: str, as_json: bool = False, out: str | None = None, machine: 
     if out is not None:
         require_file("--out", out, KINDS_OF_FILES, (path, machine))
     outcome = predict_rows(path, machine)
+    if not outcome.rows:
+        first = f" (of the first: {outcome.refused[0].why})" if outcome.refused else ""
+        raise ConfigError(
+            f"{shown(path)}: {counted(len(outcome.refused), 'rows')}, none of which can be predicted{first}; "
+            "needed a model, a layout, a GPU and what a step took (docs/guides/planning.md)"
+        )
     if out is not None:
         _write(outcome, out, Path(path).name)
     found = report(outcome)

@@ -122,7 +122,8 @@ def fit_line(held: Sequence[int], limit: MemoryLimit | None, cheapest: Callable[
         spare = f"{_shown(limit.total_bytes - needed)} MB to spare"
         return f"{who} {verb} {_shown(needed)} MB and fit{'s' * (verb == 'needs')}, with {spare}"
     more = _shown(needed - limit.total_bytes)
-    return f"{who} {verb} {_shown(needed)} MB, {more} MB too much; {cheapest(limit)}"
+    others = "; for ranks on more nodes set comm.node_ranks, or run.machine" * limit.of_node
+    return f"{who} {verb} {_shown(needed)} MB, {more} MB too much; {cheapest(limit)}{others}"
 
 
 class MemoryRow(NamedTuple):

@@ -49,6 +49,12 @@ def read_one(tmp_path, **changes):
     return (rows or refused)[0]
 
 
+@pytest.mark.parametrize(("rows", "said"), [((), "0 rows, none"), (({**PLAIN, "gpus": 7},), "of the first:")])
+def test_a_file_without_a_row_that_can_be_predicted_is_refused(tmp_path, rows, said):
+    with pytest.raises(ConfigError, match=said):
+        backtest(written(tmp_path, *rows))
+
+
 def test_a_plain_row_is_predicted(tmp_path):
     row = read_one(tmp_path)
     assert row.model.sizes.layers == 48 and row.layout.recompute == "selective" and not row.layout.flash
@@ -390,11 +396,6 @@ def test_stages_of_published_steps_are_even(tmp_path):
         tmp_path, system="zero-bubble", **{**layout, "pp": 8, "vpp": 3, "schedule": "interleaved"}
     )
     assert deep.layout.stages == (0, *22 * (1,), 0)
-
-
-def test_json_of_no_rows_is_valid(tmp_path):
-    report = json.loads(backtest(written(tmp_path), as_json=True), parse_constant=refuse)
-    assert report["rows"] == 0 and report["share_of_complete_rows_predicted"] is None
 
 
 def test_a_field_that_is_too_long_is_one_message(tmp_path):

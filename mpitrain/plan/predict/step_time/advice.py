@@ -371,10 +371,10 @@ def _too_complex(judged: Judged) -> str:
 def _nearly_full(judged: Judged, held: float | None) -> str:
     holds = judged.found.footprint.total if held is None else held
     room = judged.machine.memory_bytes
-    if not judged.memory_is_known or holds < FULL * room:
+    if not (judged.memory_is_known and FULL * room <= holds <= room):
         return ""
     return (
-        f"memory nearly full: {holds / 1e9:.3g} of {room / 1e9:.3g} GB on the rank with most; "
+        f"memory nearly full: {holds / 1e9:.3g} of {room / 1e9:.3g} GB on the rank with most memory; "
         "allocators retry there, and steps run up to three times slower"
     )
 

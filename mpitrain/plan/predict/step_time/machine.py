@@ -5,6 +5,7 @@ Those of jobs/machines/ are found by name or alias; any other by its path.
 
 import itertools
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -392,7 +393,12 @@ def find_machine(name: str) -> MachineFile:
     Raises ConfigError for one that isn't known, with the nearest.
     """
     if not name.endswith(".toml"):
-        return known_machine(name)
+        try:
+            return known_machine(name)
+        except ConfigError:
+            if os.path.exists(name):
+                raise ConfigError(f"machine {shown(name)}: needed a file whose name ends in .toml") from None
+            raise
     found = read_machine(name)
     _require_dense(found, name)
     return found
@@ -421,7 +427,8 @@ def known_machine(name: str) -> MachineFile:
     if found is not None:
         return found
     near = nearest(_letters(name), _by_letters())
-    hint = f"did you mean {_by_letters()[near].name}? " if near else ""
+    names = {found.name: key for key, found in known().items()}
+    hint = f"did you mean {names[_by_letters()[near].name]}? " if near else ""
     raise ConfigError(
         f"machine {shown(name)}: found no such machine; {hint}needed one of {', '.join(known())}, "
         "or the path of a file like those of jobs/machines/"
