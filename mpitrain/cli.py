@@ -238,7 +238,7 @@ def run(request: RunRequest) -> int:
         name = next(iter(chosen))
         key = {"steps": "run.steps", "machine": "run.machine"}.get(name)
         instead = f"use --set {key}={shown(chosen[name])}" if key else f"leave --{name} out"
-        raise ConfigError(f"--{name} does nothing without --dry-run; add it, or {instead}")
+        raise ConfigError(f"--{name} does nothing without --dry-run; add --dry-run, or {instead}")
     if request.calibrate is not None:
         from mpitrain.planner.calibration_file import require_name
 
@@ -480,7 +480,7 @@ def supervise(command: tuple[str, ...], most: int, nodes: int | None, ranks_per_
     from mpitrain.commands.job.supervise import main, spare_nodes
 
     if nodes is None and ranks_per_node > 1:
-        raise ConfigError("--ranks-per-node does nothing without --nodes; add it, or leave it out")
+        raise ConfigError("--ranks-per-node does nothing without --nodes; add --nodes, or leave it out")
     config, overrides = _run_options(command)
     spares = None if nodes is None else spare_nodes(nodes, ranks_per_node, config, overrides)
     return main(command, config, overrides, most, _say, spares)

@@ -868,16 +868,13 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, 
     return _merged(under, tree)
 
 
-def _to_give(path: Path) -> str:
-    """Return what to give instead of a path that holds no TOML, if it is known what it holds.
-
-    Else that TOML is needed.
-    """
+def _to_give(path: Path, otherwise: str = "give the path of a TOML file") -> str:
+    """Return what to give instead of a path that holds no TOML, if it is known what it holds."""
     recognised = config_hints.recognised(path)
     if not recognised and "=" in str(path):
         return f"a key is changed by --set {shown(path)}"
     if not recognised:
-        return "give the path of a TOML file"
+        return otherwise
     if recognised == config_hints.RUN_DIRECTORY:
         return f"it is {recognised}: give {shown(path / 'config.toml')}"
     sizes = config_hints.keys_of_model(path)
@@ -908,7 +905,8 @@ def toml_of(text: str, path: Path) -> dict[str, Any]:
             "more than one"
         ) from None
     except ValueError as error:  # besides what is no TOML, numbers of more than 4,300 digits
-        raise ConfigError(f"{where}: not TOML: {shown(error)}; {_to_give(path)}") from None
+        advice = _to_give(path, "correct the file")
+        raise ConfigError(f"{where}: not valid TOML: {shown(error)}; {advice}") from None
 
 
 def hint_for_option(name: str) -> str:
@@ -1002,7 +1000,7 @@ def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: s
     for key, value in tree.items():
         if key not in fields:
             near = (
-                nearest(prefix + key, [prefix + f for f in fields])
+                next((prefix + near for near in [nearest(key, fields)] if near), "")
                 or next((name for name in _types() if name.partition(".")[2] == key), "")
                 or nearest(key, _types())
             )

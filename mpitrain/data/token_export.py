@@ -76,6 +76,8 @@ def write_tokens(folder: Path, target: Path) -> tuple[Path, ...]:
     if contents_of is None:
         raise DataError(f"--to {shown(target)}: needed a file {', '.join(FORMATS)}")
     contents = contents_of(stored, target)
+    if there := [path for path in contents if path.is_file()]:
+        raise DataError(f"--to {shown(target)}: {listed(there)} already exists; give a new name")
     if stale := [path for path in auto.companions(target) if path not in contents and path.exists()]:
         raise DataError(
             f"--to {shown(target)}: {listed(stale)} of other tokens would be read with it; remove it"

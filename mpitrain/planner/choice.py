@@ -100,7 +100,10 @@ def choose_layouts(
     space = _space(loaded, ranks, rates)
     notes = _assumptions(given, space)
     if not origins.is_given("data.sequence"):
-        notes.append(f"data.sequence is open: {given.data.sequence} tokens are assumed")
+        notes.append(
+            f"data.sequence is open: {given.data.sequence} tokens are assumed, as a run does; "
+            "set what is trained, such as --set data.sequence=8192"
+        )
     if rates.on_gpu and not origins.is_given("precision.compute"):
         notes += _faster_type(given.precision.compute, rates)
     if rates.doubt:

@@ -34,6 +34,8 @@ def why_lost(best: Candidate, other: Candidate) -> str:
     lost = other.found.seconds / best.found.seconds - 1
     if lost <= 0:
         return f"{100 * abs(lost):.1f} % faster, which doesn't outweigh the axes and options that it adds"
+    if lost < 5e-4:
+        return "as fast (+0.0 %)"
     if more[name] <= 0:
         return f"{100 * lost:+.1f} %"
     words = {

@@ -572,7 +572,7 @@ def test_everything_that_is_not_read_is_counted_by_its_reason(tmp_path):
             "1 hidden (.hidden.jsonl)",
             "1 no files (pipe.jsonl)",
             "1 empty (h.jsonl)",
-            "2 the same as a file before (copy.jsonl)",
+            "2 duplicates of an earlier file (copy.jsonl)",
         ]
     )
 
@@ -587,7 +587,10 @@ def test_linked_folders_are_read_once_and_links_that_lead_back_are_not_followed(
     (tmp_path / "corpus" / "twice").symlink_to("../disk/part")
     (tmp_path / "disk" / "part" / "back").symlink_to(tmp_path / "corpus")
     found = reported(tmp_path / "corpus", "text", tmp_path / "data")
-    assert found == "4 files, 4 documents, 19 bytes, 22 tokens; left out: 2 the same as a file before (twice)"
+    assert (
+        found
+        == "4 files, 4 documents, 19 bytes, 22 tokens; left out: 2 duplicates of an earlier file (twice)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_as_a_module_it_starts_ranks(tmp_path):
         ("run --batch-size=3", "use --set batch.global=VALUE"),
         ("check --tensor-model-parallel-size 2", "use --set parallel.tp=VALUE"),
         ("memory --gradient-accumulation-steps 2", "follows from batch.global / batch.micro / parallel.dp"),
-        ("run --steps 5", "add it, or use --set run.steps=5"),
+        ("run --steps 5", "add --dry-run, or use --set run.steps=5"),
         ("run x.toml run.steps=3", "keys are changed by --set run.steps=3"),
         ("run run.steps=3", "a key is changed by --set run.steps=3"),
         ("train my.toml", "No such command 'train'; use mpitrain run"),

@@ -58,7 +58,7 @@ def jsonl(files, counts, left_out, ends, **others):
     return OddCorpus("jsonl", files, counts, left_out, ends, **others)
 
 
-COPY = "the same as a file before"
+COPY = "duplicates of an earlier file"
 NO_LINES = "JSON that is no lines of JSON"
 READ = {
     # ------------------------------------------------ links

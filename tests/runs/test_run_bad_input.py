@@ -113,7 +113,7 @@ CASES = {
     "empty data": (["--set", "data.path=empty.txt"], ["data.path", "empty.txt", "no text"]),
     "binary data": (["--set", "data.path=binary.txt"], ["data.path", "binary.txt", "UTF-8"]),
     "long sequence": (["--set", "data.sequence=5000"], ["data.sequence = 5000", "10002 tokens", "6000"]),
-    "broken TOML": (["broken.toml"], ["broken.toml", "not TOML", "line 1"]),
+    "broken TOML": (["broken.toml"], ["broken.toml", "not valid TOML", "line 1"]),
     "unwritable run.dir": (["--set", "run.dir=text.txt/below"], ["run.dir", "text.txt", "not a directory"]),
     "a name that is too long": (
         ["--set", f"run.dir={'x' * 300}"],

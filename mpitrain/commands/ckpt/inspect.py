@@ -116,7 +116,7 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         ]
         yield f"  written by    {known['user']} on {known['host']}, {known['time']}"
         yield f"  with          code {known[CODE]}, {', '.join(versions)}, {known['MPI']}"
-        ranks, nodes = (counted(known[key], key) for key in ("ranks", "nodes"))
+        ranks, nodes = (_counted(known[key], key) for key in ("ranks", "nodes"))
         yield f"  layout        {ranks} on {nodes}, {known['layout']}"
     else:
         yield "  written by    unknown: version 1 of the format, or not by a run"
@@ -127,7 +127,7 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
     ]:
         yield f"  model         {', '.join(model)}"
     if "data.source" in settings:
-        data = f"{shown(settings['data.source'])} {named(settings.get('data.path', ''))}"
+        data = f"{shown(settings['data.source'])} {named(settings.get('data.path', ''))}".rstrip()
         order = shown(meta.get("order") or SORTED)
         yield f"  data          {data}, digest {shown(meta['data'])}, order {order}"
     position = f", {counted(meta['sequences'], 'sequences', ',')}" if "sequences" in meta else ""
@@ -139,6 +139,11 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         yield f"  {shown(what):13} {sizes}, {', '.join(sorted(dtypes))}"
     yield f"  root digest   {facts['digest']}"
     yield f"  to verify     mpitrain ckpt verify {as_argument(checkpoint.path)}"
+
+
+def _counted(number: str, nouns: str) -> str:
+    """Return a number of a writer, which is text and may be unknown, with its noun."""
+    return counted(int(number), nouns) if number.isascii() and number.isdigit() else f"{number} {nouns}"
 
 
 def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int, set[str]]]:

@@ -137,7 +137,9 @@ def prune(
     Raises CheckpointError if none is whole.
     """
     if best_by != BEST_BY and not best:
-        raise ConfigError(f"--best-by {shown(best_by)} does nothing without --best; add it, or leave it out")
+        raise ConfigError(
+            f"--best-by {shown(best_by)} does nothing without --best; add --best, or leave it out"
+        )
     steps = steps_at(path)
     if steps.chosen is not None:
         raise CheckpointError(

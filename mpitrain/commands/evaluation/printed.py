@@ -46,7 +46,7 @@ def _require_files(request: EvaluationRequest) -> None:
         ("--data", request.data, ("--text-key", "--stride")), ("--tasks", request.tasks, ("--shots",))
     ):  # fmt: skip
         if not names:
-            refuse_options(request, idle, f"does nothing without {option}; add it, or leave it out")
+            refuse_options(request, idle, f"does nothing without {option}; add {option}, or leave it out")
     for option, names in (("--data", request.data), ("--tasks", request.tasks)):
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"{option} {shown(twice)} is given twice; give it once")

@@ -74,11 +74,9 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     _note(rundir.ends, end)
     steps, all_tokens = zip(*noted, (newest, tokens))
     verdict = judge(steps, most, all_tokens)
-    line = (
-        f"the newest checkpoint is of step {step}"
-        if step or not tokens
-        else f"{tokens:,} tokens are prepared, no step is saved"
-    )
+    line = f"the newest checkpoint is of step {step}" if step else "there is no checkpoint yet"
+    if tokens and not step:
+        line = f"{tokens:,} tokens are prepared, no step is saved"
     if newest > step:
         where = "is in memory" if newest == in_memory else "was in memory when it was started"
         line = f"{line}, step {newest} {where}"

@@ -82,7 +82,7 @@ def _read(asked: SweepRequest, node_ranks: int) -> list[str]:
     require_files(asked)
     if asked.over is not None:
         raise ConfigError(
-            f"--over {shown(asked.over)} does nothing without --scaling; add it, or leave it out"
+            f"--over {shown(asked.over)} does nothing without --scaling; add --scaling, or leave it out"
         )
     layouts = read_layouts(asked)
     if not layouts:

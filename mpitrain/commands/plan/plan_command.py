@@ -42,7 +42,7 @@ def _refuse_idle(request: PlanRequest) -> None:
     if request.json:
         refuse_options(request, ("--explain",), "does nothing with --json; leave one of them out")
     if request.tokens is None:
-        without = "does nothing without --tokens; add it, or leave it out"
+        without = "does nothing without --tokens; add --tokens, or leave it out"
         refuse_options(request, ("--node-hours", "--save-s", "--price"), without)
 
 

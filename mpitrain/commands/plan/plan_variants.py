@@ -34,8 +34,8 @@ def what_if(text: str) -> WhatIf:
         near = nearest(figure, CHANGED)
         hint = f"did you mean {near}? " if near else ""
         raise ConfigError(
-            f"--what-if {shown(text)}: found no such figure; {hint}needed one of {', '.join(CHANGED)}, as "
-            "links.between=2x"
+            f"--what-if {shown(text)}: there is no figure {shown(figure)}; {hint}needed one of "
+            f"{', '.join(CHANGED)}, as links.between=2x"
         )
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)x?", factor)
     if match is None or not 1e-3 <= float(match[1]) <= 1e3:
@@ -51,7 +51,8 @@ def counts_of(text: str) -> tuple[int, ...]:
     ]
     if bad or len(parts) > MOST_COUNTS:
         raise ConfigError(
-            f"--ranks {shown(text)}: needed a number, 1 to {MOST_RANKS:,}, or up to {MOST_COUNTS}, as 64,128"
+            f"--ranks {shown(text)}: needed 1 to {MOST_COUNTS} numbers from 1 to {MOST_RANKS:,}, such as "
+            "64 or 64,128"
         )
     return tuple(dict.fromkeys(int(part) for part in parts))
 

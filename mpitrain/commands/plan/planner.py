@@ -352,7 +352,8 @@ class PlanAnswer(PlannedLayouts):
             return f"{few_digits(value)} ({low} to {high})"
 
         words = (
-            f"{self.asked.tokens} tokens: {counted(found.steps, 'steps', ',')}, "
+            f"{self.asked.tokens} token{'s' * (self.asked.tokens != '1')}: "
+            f"{counted(found.steps, 'steps', ',')}, "
             f"{within(found.days)} days, {within(found.gpu_hours)} {hours} without failures"
         )
         if self.asked.price:

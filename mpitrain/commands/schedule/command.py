@@ -123,6 +123,10 @@ def show_trace(asked: ScheduleRequest, trace: MeasuredTrace) -> str:
 def measured(trace: str) -> MeasuredTrace:
     """Read --trace: a run's trace.json, or the directory of the run."""
     path = os.path.join(trace, "trace.json") if os.path.isdir(trace) else trace
+    if path != trace and not os.path.lexists(path):
+        raise ConfigError(
+            f"--trace {shown(trace)}: there is no {shown(path)}; a run with --set run.trace=3 records one"
+        )
     with os_errors_as(ConfigError, f"--trace {shown(trace)}: can't be read"):
         return read_trace(read_text(path, MOST_TRACE_BYTES), shown(path))
 

@@ -17,11 +17,13 @@ def as_text(found: Frontier, size: StepSize) -> str:
     head = f"{ranks}; {times_in_words(size.options.times or UNIT_TIMES)}"
     front = aligned([TITLES, *map(_cells, found.front)])
     others = aligned([TITLES, *map(_cells, found.others)]) if found.others else "none"
-    return "\n\n".join(
-        [head, "on the front: none is shorter with as little memory", front, "others", others, LEGEND]
-    )
+    return "\n\n".join([head, FRONT, front, "others", others, LEGEND])
 
 
+FRONT = (
+    "on the front, of schedules with one copy of the model and whole microbatches: "
+    "none is shorter with as little memory"
+)
 LEGEND = (
     "peak      stashes of a rank's whole share of layers, on the worst rank\n"
     "bound     no order takes less with this peak, whether a rank has one stage, chunks in loops, or a V\n"

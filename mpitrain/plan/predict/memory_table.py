@@ -117,10 +117,11 @@ def fit_line(held: Sequence[int], limit: MemoryLimit | None, cheapest: Callable[
             f"memory limit: {total} MB of a node like this one; its {number} rank{'s' if number > 1 else ''}"
         )
     needed = limit.needed(held)
-    verb = "need" if limit.of_node else "needs"
+    several = limit.of_node and number > 1
+    verb = "need" if several else "needs"
     if needed <= limit.total_bytes:
         spare = f"{_shown(limit.total_bytes - needed)} MB to spare"
-        return f"{who} {verb} {_shown(needed)} MB and fit{'s' * (verb == 'needs')}, with {spare}"
+        return f"{who} {verb} {_shown(needed)} MB and fit{'s' * (not several)}, with {spare}"
     more = _shown(needed - limit.total_bytes)
     others = "; for ranks on more nodes set comm.node_ranks, or run.machine" * limit.of_node
     return f"{who} {verb} {_shown(needed)} MB, {more} MB too much; {cheapest(limit)}{others}"

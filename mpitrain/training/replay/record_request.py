@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
 
 
@@ -34,8 +34,8 @@ class RecordRequest(NamedTuple):
         """Raise ConfigError if there is no such rank or step."""
         if self.rank >= num_ranks:
             raise ConfigError(
-                f"--record {self.rank}:{self.step}: found {num_ranks} ranks, the last is {num_ranks - 1}; "
-                "name one of them"
+                f"--record {self.rank}:{self.step}: the run has {counted(num_ranks, 'ranks')}; "
+                f"give a rank from 0 to {num_ranks - 1}"
             )
         if self.step > num_steps:
             raise ConfigError(

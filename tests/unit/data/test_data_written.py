@@ -70,6 +70,12 @@ def test_an_export_is_refused_where_a_mask_of_other_tokens_is(tmp_path, stored):
     assert not (tmp_path / "a.ds").exists()
 
 
+def test_an_export_replaces_no_file(tmp_path, stored):
+    convert(str(stored), str(tmp_path / "a.npy"))
+    with pytest.raises(DataError, match=r"a\.npy already exists; give a new name"):
+        convert(str(stored), str(tmp_path / "a.npy"))
+
+
 def test_an_index_of_megatron_has_its_published_layout(tmp_path, stored):
     write_tokens(stored, tmp_path / "a.bin")
     index = (tmp_path / "a.idx").read_bytes()

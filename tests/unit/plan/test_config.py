@@ -34,6 +34,7 @@ def resolved(*overrides, ranks=1, vocab=256):
     [
         ("run.stepz=3", "unknown key run.stepz; did you mean run.steps"),
         ("steps=3", "unknown key steps; did you mean run.steps"),
+        ("optimizer.warmup=3", "unknown key optimizer.warmup; did you mean schedule.warmup"),
         ("optimizer.learning_rate=1", "unknown key optimizer.learning_rate; use optimizer.lr"),
         ("lr=1", "unknown key lr; use optimizer.lr"),
         ("num_hidden_layers=1", "unknown key num_hidden_layers; use model.layers"),
@@ -545,13 +546,13 @@ def test_odd_overrides_are_refused_in_one_short_line(override, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("run.steps = " + "9" * 5000, "not TOML"),
+        ("run.steps = " + "9" * 5000, "not valid TOML"),
         ("x = " + "[" * 3000 + "]" * 3000, "too deep"),
         ("x = " + "{a=" * 3000 + "1" + "}" * 3000, "too deep"),
         ("a" + ".a" * 1001 + " = 1", "1,001 dots in line 1"),
         ("base" + ".a" * 900 + " = 1", "base: expected the path"),
-        ("[run]\nsteps = 2023-02-30", "not TOML"),
-        ("[run]\nsteps = 3\0", "not TOML"),
+        ("[run]\nsteps = 2023-02-30", "not valid TOML"),
+        ("[run]\nsteps = 3\0", "not valid TOML: .*; correct the file"),
         ('base = "a\\u0000b"', "no file can have this name"),
         ("x" * (1 << 19), "more than 262,144 bytes"),
     ],

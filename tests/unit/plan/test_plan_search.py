@@ -548,7 +548,10 @@ def test_a_mistake_in_the_advice_is_not_hidden(monkeypatch):
 
 def test_what_is_open_is_said():
     lines = planned("--ranks", "8", "--machine", "h100-80gb", *sets("model.preset=llama3.2-1b")).splitlines()
-    assert "data.sequence is open: 128 tokens are assumed" in lines
+    assert (
+        "data.sequence is open: 128 tokens are assumed, as a run does; "
+        "set what is trained, such as --set data.sequence=8192"
+    ) in lines
     assert any(line.endswith("--set precision.compute=bf16") for line in lines)
     on_v100 = planned("--ranks", "8", "--machine", "v100", *sets("model.preset=llama3.2-1b"))
     assert "--set precision.compute=fp16" in on_v100

@@ -139,7 +139,7 @@ def written_machine(tmp_path, old, new):
             "name = .u202e.*needed one that can be printed",
         ),
         ('name = "NVIDIA', 'name = "' + 300 * "N", "length <= 200"),
-        ("[attention]", "[attention", "not TOML"),
+        ("[attention]", "[attention", "not valid TOML"),
         ("forward =", "upward =", "attention.forward"),
         ("\nbetween_latency_s = ", "\nbetween_latency_s = -", "Expected `float` >= 0"),
         (
@@ -149,7 +149,7 @@ def written_machine(tmp_path, old, new):
         ),
         ("launch_s = ", "launch_s = inf  # ", "launch_s = inf"),
         ("memory_bytes = ", "memory_bytes = " + 400 * "9", "memory_bytes"),
-        ("memory_bytes = ", "memory_bytes = " + 5000 * "9", "not TOML"),
+        ("memory_bytes = ", "memory_bytes = " + 5000 * "9", "not valid TOML"),
         ("aliases = ", f"aliases = {5000 * '['}{5000 * ']'}  # ", "too deep"),
         ('device = "cuda"', 'device = "gpu"', "device"),
         ('device = "cuda"', "", "device"),
