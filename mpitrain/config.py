@@ -66,13 +66,13 @@ class Run(ConfigTable, frozen=True):
     # also keep checkpoints of steps that are multiples of this; 0: none
     keep_every: CountOrNone = 0
     keep_best: CountOrNone = 0  # number of checkpoints to keep that are the best by run.keep_best_by
-    # metric of the best ones: val_loss or another number of metrics.jsonl, or TASK/METRIC and
-    # SOURCE/loss, such as hellaswag/acc_norm. acc, acc_norm, acc_bytes, exact_match, tokens_per_s,
-    # mfu and hfu are better if higher, all others if lower
+    # metric that ranks checkpoints for run.keep_best: val_loss or another number of metrics.jsonl,
+    # or TASK/METRIC and SOURCE/loss, such as hellaswag/acc_norm. acc, acc_norm, acc_bytes,
+    # exact_match, tokens_per_s, mfu and hfu are better if higher, all others if lower
     keep_best_by: str = "val_loss"
     eval_every: CountOrNone = 40  # steps between validations; 0: only first and last
     eval_batches: Count = 2  # validation batches of batch.global sequences each
-    eval_sources: bool = False  # of data.sources: also validate each by itself, on as many batches
+    eval_sources: bool = False  # with data.sources: validate each alone, too, on as many batches
     # files of tasks (JSON lines, as `mpitrain eval --tasks` has them) that are scored at each
     # validation; the name of a task is its file's, without .jsonl
     eval_tasks: str | tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class Run(ConfigTable, frozen=True):
     # none
     profile: str = ""
     # measure the gradient noise scale (arXiv:1812.06162) each step: grad_signal and grad_noise in
-    # metrics.jsonl, from the gradients of data ranks, and of microbatches with parallel.reduce =
+    # metrics.jsonl, from the gradients of data-parallel ranks, and of microbatches with parallel.reduce =
     # "microbatch"
     noise_scale: bool = False
     # loggers beside metrics.jsonl: tensorboard, csv, wandb, mlflow; or "module:name", a class of
@@ -142,7 +142,7 @@ class Run(ConfigTable, frozen=True):
 
 class Model(ConfigTable, frozen=True):
     preset: str = "quickstart"  # published sizes; other keys of the model override them
-    # model family, which says the layers; default, also for other keys of this table: the preset's;
+    # model family, which defines the layers; default, also for other keys of this table: the preset's;
     # "module:name": a ModelFamily of your own
     family: str = ""
     # initial weights: a Hugging Face folder, a run directory or a step. The sizes are taken from
@@ -181,7 +181,7 @@ class Model(ConfigTable, frozen=True):
 
 
 class AttentionTable(ConfigTable, frozen=True):
-    """Attention of a family, besides heads. Defaults: the preset's, else the family's."""
+    """Attention, besides model.heads and model.kv_heads. Defaults: the preset's, else the family's."""
 
     # width of a head's queries and keys; 0: model.width / model.heads; latent attention: of their
     # part without positions
@@ -231,7 +231,7 @@ class AttentionTable(ConfigTable, frozen=True):
     window_theta: Annotated[float, Meta(ge=0)] | None = None
     # projections that have a bias: none; queries, keys and values; or these and the output
     biases: Literal["none", "qkv", "all"] | None = None
-    normed: bool | None = None  # queries and keys of each head are normed (QK norm)
+    normed: bool | None = None  # queries and keys of each head are normalised (QK norm)
     # width whose square root divides attention's scores; 0: the width of a head
     score_width: LengthOrNone | None = None
     # soft cap c of attention's scores: they become c tanh(score / c); 0: none
@@ -371,8 +371,8 @@ class Batch(ConfigTable, frozen=True, rename={"global_": "global"}):
     # [[step, sequences], ...]: batch-size schedule, batch.global from each of these steps on; in place of a
     # step, tokens read before it: "4B"
     growth: tuple[tuple[When, Count], ...] = ()
-    # [[step, tokens], ...]: sequence-length curriculum: from these steps on (or tokens, likewise), rows of
-    # so many tokens, which sequences are cut into; the place in the data and a step's tokens don't change
+    # [[step, tokens], ...]: sequence-length curriculum: from these steps on (or tokens, likewise)
+    # sequences are cut into rows of so many tokens; the place in the data and a step's tokens don't change
     lengths: tuple[tuple[When, Count], ...] = ()
     micro: Count = 1  # sequences per microbatch
 
@@ -482,8 +482,8 @@ class Precision(ConfigTable, frozen=True):
 
 
 class Numerics(ConfigTable, frozen=True):
-    # what bits of losses and weights depend on. run: also on the number of data-parallel ranks;
-    # layout: they are the same for every parallel.dp, at the cost of gradient buffers
+    # bits of losses and weights. run: alike in every run of a layout; layout: for every parallel.dp,
+    # too, at the cost of gradient buffers
     reproducible: Literal["run", "layout"] = "run"
     # deterministic kernels on a GPU, some of them slower; a CPU is always deterministic
     deterministic: bool = True
@@ -494,7 +494,7 @@ class Numerics(ConfigTable, frozen=True):
 
 
 class SpikesTable(ConfigTable, frozen=True):
-    """Steps whose loss is far above those before."""
+    """Loss spikes: steps whose loss is far above earlier ones."""
 
     # reaction to a loss spike. count: report it; skip: report it and leave out the update
     # (run.max_skips in a row end a run); rollback: return to the newest checkpoint of
@@ -508,22 +508,22 @@ class SpikesTable(ConfigTable, frozen=True):
 
 
 class RecoveryTable(ConfigTable, frozen=True):
-    """Restarts that lose little: copies of the state in memory of the node, beside checkpoints on disk."""
+    """Fast restarts: copies of the state in memory of the node, beside checkpoints on disk."""
 
     every: CountOrNone = 0  # steps between copies in memory; 0: none
     folder: str = "/dev/shm"  # memory file system of each node for these copies
-    # the partner of a rank is so many ranks after it, modulo all, and keeps a copy of what only that
-    # rank has; "auto": as many as a node has, where there are several nodes; 0: no partner
+    # distance in ranks to the partner, which keeps a copy of what only this rank has; "auto": the
+    # ranks of a node, where there are several nodes; 0: no partner
     partner: CountOrNone | Literal["auto"] = "auto"
-    # a node with a rank that is busy so many times as long as others with its work, in three windows
-    # of comm.slow_after steps in a row, is replaced by a spare node (mpitrain supervise --nodes);
+    # replace a node by a spare one (mpitrain supervise --nodes) when a rank of it takes this many
+    # times as long as others with the same work, in three windows of comm.slow_after steps in a row;
     # default: never
     replace_slow: Annotated[float, Meta(gt=1)] | None = None
-    # spare ranks: so many of those that were started have no place in the layout, and take those of
-    # ranks that die; it needs Open MPI 5 and mpirun --with-ft ulfm
+    # number of started ranks that wait outside the layout and replace ranks that die; needs Open MPI 5
+    # and mpirun --with-ft ulfm
     spares: CountOrNone = 0
-    # with more deaths, or fewer nodes, than there are spares for, the run resumes with fewer data
-    # ranks, and with parallel.dp again when there are ranks for it; the bits stay
+    # resume with fewer data ranks when more ranks die, or nodes are lost, than there are spares for,
+    # and with parallel.dp again when there are ranks for it; the bits stay
     shrink: bool = False
 
 
@@ -533,7 +533,8 @@ class OptimizerTable(ConfigTable, frozen=True):
     name: str = "adamw"
     # peak learning rate; muon's steps are scaled like adamw's, so that the same rates suit
     lr: Annotated[float, Meta(gt=0)] = 3e-3
-    # weight decay, lr * decay a step; not of norms and biases, but of embedding and head
+    # weight decay, lr * decay of a weight in each step; of embedding and head, too, not of norms and
+    # biases
     decay: Annotated[float, Meta(ge=0)] = 0.1
     # gradient clipping: maximum norm of all gradients; 0: no clipping
     clip: Annotated[float, Meta(ge=0)] = 1.0
@@ -580,7 +581,7 @@ class Comm(ConfigTable, frozen=True):
     # size of a gradient bucket, which is reduced in one operation, in 2**20 bytes; at least a
     # block's gradients
     bucket_mb: Annotated[float, Meta(gt=0)] = 4.0
-    # limit of a wait, after which it is a hang; default: ten of the run's own steps, between 60 and
+    # seconds of a wait from which it counts as a hang; default: ten of the run's own steps, between 60 and
     # 600 s
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
     slow_after: CountOrNone = 50  # steps between reports of slow ranks and links; 0: never

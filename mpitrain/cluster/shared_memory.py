@@ -74,7 +74,7 @@ def describe(folder: Path = FOLDER) -> str:
         f"-name '{prefix}*'" for prefix in PREFIXES if any(path.name.startswith(prefix) for path in files)
     )
     count = f"{len(files):,} file{'s' if len(files) > 1 else ''}"
-    text += f"; {count} of {num_bytes / 1e9:.2g} GB are left of jobs that were killed"
+    text += f"; {count} ({num_bytes / 1e9:.2g} GB) were left by killed jobs"
     remove = rf"find {folder} -user {os.getuid()} \( {names} \) -delete"
     return f"{text}; remove them when none of yours runs here:\n  {remove}"
 

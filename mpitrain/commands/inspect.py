@@ -192,7 +192,7 @@ def _traffic(plan: Plan, rank: int) -> str:
 
     rehearsal = Rehearsal(plan, rank)
     lines = "\n".join(f"# {line}" for line in rehearsal.table().splitlines())
-    return f"\n\n# what it sends in a step, {rehearsal.way()}:\n{lines}"
+    return f"\n\n# its messages in a step, {rehearsal.way()}:\n{lines}"
 
 
 def show_memory(config: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
@@ -285,7 +285,7 @@ def show_proof(config: str | None, overrides: tuple[str, ...], num_ranks: int) -
     matched = counted(report.num_messages, "messages")
     return (
         f"{_picture(plan)}\n\ntp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}, "
-        f"{name}, {each} each{_unequal(plan)}\n{notes}"
+        f"{name}, {each} per data rank{_unequal(plan)}\n{notes}"
         f"proved: {report.num_actions} instructions complete and in order, {matched} matched, no "
         "deadlock without buffering\nmicrobatches in flight at most, per pipeline rank: "
         f"{peaks}{_divided(programs, report, parallel)}" + "".join(f"\n{line}" for line in filter(None, said))

@@ -61,7 +61,7 @@ def split(
     if not uncut and not window <= num_held_out <= count - window:
         return tail(count, val_fraction, sequence)
     whole_documents = counted(len(whole), "whole documents", ",")
-    parts = [f"{whole_documents}, by a hash of their place and run.seed"] * bool(len(whole))
+    parts = [f"{whole_documents}, chosen by a hash of their place and run.seed"] * bool(len(whole))
     parts += [f"the end of {counted(len(long), 'long documents', ',')}"] * bool(len(long))
     return Split(_between(held_out, count), _joined(held_out), f"{num_held_out:,} tokens: {', '.join(parts)}")
 

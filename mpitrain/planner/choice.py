@@ -227,7 +227,7 @@ def best_of(
         if held > limit:
             found.left_out[each.layout] = "memory"
         elif any(_saves_little(each, other, other.held - held, limit) for other in chosen):
-            found.left_out[each.layout] = "what is slower and saves little memory"
+            found.left_out[each.layout] = "slower, with little memory saved"
         else:
             chosen.append(RunnableLayout(each, held))
     accepted = {each.candidate.layout for each in chosen}
@@ -371,7 +371,7 @@ def _what_fits(model: StepModel, space: SearchSpace, every: Iterable[Tried], lim
                 f"about {counted(ranks, 'ranks', ',')}" + f" with batch.global = {larger}" * (larger != batch)
             )
             break
-    return f"by formulas it would fit with {', or '.join(words)}"
+    return f"estimate: it would fit with {', or '.join(words)}"
 
 
 def _leanest(every: Iterable[Tried]) -> Tried | None:

@@ -101,7 +101,7 @@ def rules(best: Candidate, others: Sequence[Candidate], machine: MachineRates, f
     if 1 < layout.tp <= machine.ranks_per_node and "parallel.tp" not in fixed:
         found.append(f"tp within a node of {machine.ranks_per_node}")
     if layout.zero == 1 and "parallel.zero" not in fixed:
-        found.append("ZeRO-1 always: it sends no more than plain sums")
+        found.append("ZeRO-1: it sends no more than an all-reduce")
     if layout.pp > 1 and not {"parallel.pp", "batch.micro"} <= {*fixed}:
         found.append(f"{counted(layout.num_microbatches, 'microbatches')} for {counted(layout.pp, 'stages')}")
     if layout.ep > 1 and layout.tp > layout.etp == 1 and "parallel.etp" not in fixed:
@@ -116,13 +116,13 @@ def binding(refused: Mapping[str, int], tried: int, limit: float, is_empty: bool
     """Say which constraints leave layouts out, the most first, or why nothing is left."""
     if not tried:
         return "no layout divides these ranks and the model"
-    words = ", ".join(
-        f"{number} by {reason}" for reason, number in sorted(refused.items(), key=lambda x: -x[1]) if number
+    words = "; ".join(
+        f"{reason} {number:,}" for reason, number in sorted(refused.items(), key=lambda x: -x[1]) if number
     )
     if not is_empty:
-        return f"{counted(tried, 'layouts')}: left out {words or 'none'}"
-    hint = f": no rank may hold more than {limit / 1e9:.3g} GB" if refused.get("memory") else ""
-    return f"of {tried} layouts none is left: {words}{hint}"
+        return f"{counted(tried, 'layouts', ',')}; left out: {words or 'none'}"
+    hint = f"; no rank may hold more than {limit / 1e9:.3g} GB" if refused.get("memory") else ""
+    return f"none of {counted(tried, 'layouts', ',')} is left: {words}{hint}"
 
 
 def idle_degrees(model: StepModel, ranks: int, fixed: FixedKeys) -> str:

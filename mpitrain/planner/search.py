@@ -31,9 +31,9 @@ from mpitrain.schedules.catalog import FAMILIES, PROPOSED
 SIMPLE = tuple(name for name in PROPOSED if FAMILIES[name].proposed == "always")
 SLACK = 1.15  # formulas of memory may be too high by this much
 FEW = 1.0  # microbatches over stages, at least
-REFUSED = "what a run refuses"
+REFUSED = "refused by a run"
 UNDEFINED = "a schedule that isn't defined for so many stages and microbatches"
-SLOWER = "being slower"
+SLOWER = "slower"
 
 
 class Candidate(NamedTuple):

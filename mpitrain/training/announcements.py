@@ -83,7 +83,7 @@ class Announcements:
         if validated < asked:
             used = f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"
         held_out = self.corpora.validation_description
-        return f"validation on {counted(validated, 'sequences', ',')}{used}; held out are {held_out}"
+        return f"validation on {counted(validated, 'sequences', ',')}{used}; held out: {held_out}"
 
     def _cost_lines(self) -> Iterator[str]:
         if not self._mesh["tp"].one_node:

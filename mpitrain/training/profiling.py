@@ -125,7 +125,7 @@ def table(ranks: dict[int, RankProfile]) -> str:
     ]
     of_ranks = f"rank {next(iter(ranks))}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     lines = [
-        "operations that took longest by themselves, a step and rank (mean of "
+        "operations that took longest by themselves, per step and rank (mean of "
         f"{counted(num_steps, 'steps')} of {of_ranks}):",
         aligned([HEADER, *(_row(*item, per, whole_us) for item in operations)]),
     ]

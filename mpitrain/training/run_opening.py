@@ -283,7 +283,9 @@ class Opening:
         by nobody.
         """
         corpus = describe(self.rundir.data)
-        special = f"{self.vocabulary.description}; special tokens that are spelled out in a text are text"
+        special = (
+            f"{self.vocabulary.description}; special tokens written out in a text are tokenized as plain text"
+        )
         text = f"text: {corpus.tally.describe(corpus.count)}\ntokens: {special}"
         return text * bool(corpus.tally.documents)
 

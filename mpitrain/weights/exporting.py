@@ -181,9 +181,9 @@ def _source(saved: Checkpoint, folder: Path) -> ExportSource:
 def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int) -> ExportPlan:
     """Return what will be written. Raises InputError for a target that is there, or another model."""
     if os.path.lexists(out):
-        raise WeightsError(f"{shown(out)} is there already; give the name of a folder to be made")
+        raise WeightsError(f"{shown(out)} already exists; give the name of a new folder")
     if not out.name:
-        raise WeightsError(f"{shown(out)} is no name; give the name of a folder to be made")
+        raise WeightsError(f"{shown(out)} is no name; give the name of a new folder")
     if (run := run_that_has(out)) is not None:
         raise WeightsError(f"{shown(out)} belongs to the run in {shown(run)}; give another folder")
     compute = source.config.precision.compute

@@ -115,7 +115,7 @@ class ModelFolder:
         try:
             value = parsed(content)
         except ValueError as error:
-            raise self._error(name, f"it isn't JSON that can be read: {error}") from None
+            raise self._error(name, f"it isn't valid JSON: {error}") from None
         if not isinstance(value, dict):
             raise self._error(name, "it is no object of JSON")
         return value

@@ -125,7 +125,7 @@ class SafetensorsFile:
         try:
             tree = parsed(bytes(content))
         except ValueError as error:
-            raise self._error(f"the header isn't JSON that can be read: {error}") from None
+            raise self._error(f"the header isn't valid JSON: {error}") from None
         if not isinstance(tree, dict):
             raise self._error("the header is no object of JSON")
         tree.pop(METADATA, None)

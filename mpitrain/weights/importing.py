@@ -126,7 +126,7 @@ def target_of(given: str) -> Target:
     step = step_of(path.absolute())
     if step is not None:
         if os.path.lexists(path):
-            raise CheckpointError(f"{shown(given)} is there already; give another step")
+            raise CheckpointError(f"{shown(given)} already exists; give another step")
         return Target(path.absolute().parent, step, None)
     run = RunDir(given)
     try:
@@ -135,7 +135,7 @@ def target_of(given: str) -> Target:
         names = set()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "no folder can have this name"
-        raise CheckpointError(f"{shown(given)}: {why}; give a run directory to be made") from None
+        raise CheckpointError(f"{shown(given)}: {why}; give a new run directory") from None
     drafts = {run.checkpoints.name, run.came_along.name, run.config.name + DRAFT}
     if others := names - drafts:
         raise CheckpointError(

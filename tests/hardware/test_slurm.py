@@ -75,7 +75,7 @@ def test_a_launcher_that_starts_singletons_is_refused_and_the_job_doesnt_restart
     console = training.console()
     assert cluster.state(training.job) == "FAILED" and "MeshError: srun started 2 ranks" in console, console
     assert (
-        "mpitrain job: not again: the run was refused (exit code 2)" in console
+        "mpitrain job: no restart: the run was refused (exit code 2)" in console
         and not training.run_dir.exists()
     )
 

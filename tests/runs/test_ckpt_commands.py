@@ -74,7 +74,7 @@ def test_inspect_says_who_wrote_what_and_how_it_is(folder):
     assert whole.returncode == one.returncode == as_json.returncode == 0, whole.output
     for words in (
         "3 steps",
-        "2.0000  index and sizes are right",
+        "2.0000  index and sizes are intact",
         "step 30",
         "me on node7",
         "layers 4",

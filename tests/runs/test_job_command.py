@@ -661,7 +661,7 @@ def test_a_start_that_prepares_tokens_restarts_and_one_that_does_nothing_three_t
         assert f"{count} tokens are prepared, no step is saved: again" in done.output, done.output
     found = [start(0) for _ in range(3)]
     assert [each.return_value for each in found] == [0, 0, 1]
-    assert "not again: no newer checkpoint after 3 starts in a row" in found[-1].output
+    assert "no restart: no newer checkpoint after 3 starts in a row" in found[-1].output
     assert found[-1].output.rstrip().endswith("if they left for want of time, ask for more")
 
 
@@ -778,7 +778,7 @@ def test_a_job_is_advised_by_its_nodes(tmp_path, monkeypatch, keys, rule):
     words = ["job", "slurm", "--nodes=2", "--ranks-per-node=4", "--gpus=4", "--time=1:00:00"]
     sets = [word for key in ("model.preset=llama3.1-8b", *keys) for word in ("--set", key)]
     done = CliRunner().invoke(cli, [*words, *sets], catch_exceptions=False)
-    assert done.exit_code == 0 and f"advice, by figures of h100-80gb: {rule}" in done.output
+    assert done.exit_code == 0 and f"advice, predicted for h100-80gb: {rule}" in done.output
 
 
 def test_a_job_that_the_named_machine_cannot_hold_is_not_written(tmp_path, monkeypatch):

@@ -93,7 +93,7 @@ def test_program_reads_back_as_the_schedule_that_wrote_it():
 def test_check_proves_and_draws():
     done = mpirun(0, MPITRAIN, "check", "--ranks", "4", "--set", "parallel.pp=4", "--set", "batch.global=6")
     assert done.returncode == 0, done.output
-    assert "dp 1 x pp 4, 1f1b, 6 microbatches each" in done.output
+    assert "dp 1 x pp 4, 1f1b, 6 microbatches per data rank" in done.output
     assert "in flight at most, per pipeline rank: 4, 3, 2, 1" in done.output
     assert "36 messages matched" in done.output  # 6 microbatches over 3 borders, there and back
 

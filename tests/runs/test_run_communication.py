@@ -38,7 +38,7 @@ def test_each_step_reports_what_rank_0_sent_and_the_end_what_all_did(tmp_path, t
         )
         assert set(step["comm"]) == {"links", "model", "tied"}
         assert set(step["waited_for"]) <= {"1"} and sum(step["waited_for"].values()) <= step["step_s"]
-    header, *rows = done.output.split("communication, a step and rank (mean of 3 steps):\n")[1].splitlines()[
+    header, *rows = done.output.split("communication per step and rank (mean of 3 steps):\n")[1].splitlines()[
         :4
     ]
     assert header.split() == [

@@ -102,7 +102,7 @@ def test_no_sequence_counts_twice_in_a_validation(tmp_path):
     loss = {name: json.loads(loss_lines(tmp_path / name)[0])["val_loss"] for name in runs}
     assert loss["one"] == loss["two"] != loss["halves"]
     assert "validation on 5 sequences, all there are, of 2,000 asked for" in ended["two"].output
-    assert "validation on 4 sequences of 5; held out are" in ended["halves"].output
+    assert "validation on 4 sequences of 5; held out:" in ended["halves"].output
     done = run_tiny(2, tmp_path / "wide", file, **short, run_eval_batches=9, parallel_dp=2)
     assert done.returncode == 0, tail(done.output)
     assert json.loads(loss_lines(tmp_path / "wide")[0])["val_loss"] == pytest.approx(loss["one"], rel=1e-6)
@@ -153,7 +153,7 @@ def test_validation_can_have_files_of_its_own(tmp_path):
     assert done.returncode == 0, tail(done.output)
     assert "text: 3 files, 3 documents, " in done.output, tail(done.output)
     assert "1 in data.val_path, too (copy.txt)" in done.output, tail(done.output)
-    assert "held out are 3,000 tokens: those of data.val_path" in done.output, tail(done.output)
+    assert "held out: 3,000 tokens: those of data.val_path" in done.output, tail(done.output)
     done = run_tiny(1, tmp_path / "run", tmp_path / "train", **given | dict(run_steps=3))
     assert done.returncode == 0 and "resuming after step 2" in done.output, tail(done.output)
     done = run_tiny(
@@ -176,7 +176,7 @@ def test_copies_of_held_out_documents_are_left_out_of_training_and_purged_files_
     done = run_tiny(1, tmp_path / "run", tmp_path / "texts", **given, run_steps=2)
     assert done.returncode == 0, tail(done.output)
     (count,) = re.findall(
-        r"by a hash of their place and run.seed; (\d+) documents that are copies of them are left out",
+        r"chosen by a hash of their place and run.seed; (\d+) documents that are copies of them are left out",
         done.output,
     )
     assert 1 < int(count) < 40  # of 400 documents 100 come twice, and a tenth is held out

@@ -234,4 +234,4 @@ def test_a_run_is_advised_once(tmp_path, dry):
     done = mpirun(2, MPITRAIN, "run", *dry, *overrides_of(keys))
     assert done.returncode == 0, tail(done.output)
     (line,) = re.findall("^.*parallel.tp = 2 is beyond a node of 1 rank.*$", done.output, re.M)
-    assert "advice, by figures of" in line and "s a step instead of" in line
+    assert "advice, predicted for" in line and "s a step instead of" in line

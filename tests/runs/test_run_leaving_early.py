@@ -208,7 +208,7 @@ def test_a_time_in_which_no_start_fits_ends_after_three(tmp_path, text):
         again = mpirun(0, MPITRAIN, "job", "again", "75", *given)
         assert again.returncode == int(number == 2), again.output
     assert (
-        "not again: no newer checkpoint after 3 starts in a row" in again.output
+        "no restart: no newer checkpoint after 3 starts in a row" in again.output
         and "ask for more" in again.output
     ), again.output
 

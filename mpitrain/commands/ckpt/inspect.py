@@ -96,7 +96,7 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
         return str(facts["step"]), "", "", "", "", f"damaged: {shown(facts['damage'])}"
     loss = facts["meta"].get("val_loss")
     cells = str(facts["step"]), shown(facts["time"]), _size(facts["bytes"]), str(facts["shards"])
-    return *cells, "" if loss is None else f"{loss:.4f}", "index and sizes are right"
+    return *cells, "" if loss is None else f"{loss:.4f}", "index and sizes are intact"
 
 
 def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:

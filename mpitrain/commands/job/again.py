@@ -54,7 +54,7 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     run = settings.load(config, overrides).run
     rundir = RunDir(run.dir)
     if code == BAD_INPUT:
-        return ENOUGH, "not again: the run was refused (exit code 2), and would be the next time"
+        return ENOUGH, "no restart: the run was refused (exit code 2), and would be again"
     step = max(find(rundir.checkpoints), default=0)
     if code == DONE and step >= run.steps:
         return ENOUGH, "done"
@@ -98,14 +98,14 @@ def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> AgainV
     if len(steps) >= most:
         return AgainVerdict(
             False,
-            f"not again: this was start {len(steps)} of at most {most} (--most; ends.jsonl counts them)",
+            f"no restart: this was start {len(steps)} of at most {most} (--most; ends.jsonl counts them)",
         )
     progress = [_grew(steps, end) or _grew(tokens, end) for end in range(len(steps))]
     idle = next((count for count, grew in enumerate(reversed(progress)) if grew), len(steps))
     if idle >= IDLE:
         return AgainVerdict(
             False,
-            f"not again: no newer checkpoint after {idle} starts in a row; look into the logs of "
+            f"no restart: no newer checkpoint after {idle} starts in a row; look into the logs of "
             "the last ones",
         )
     return AgainVerdict(True, f"again, start {len(steps) + 1} of at most {most}")

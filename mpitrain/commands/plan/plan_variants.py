@@ -75,7 +75,7 @@ class ScalingPoint(NamedTuple):
 def scaling_text(points: Sequence[ScalingPoint]) -> str:
     """Return a line for each number of ranks: step, tokens, share of the first one's speed."""
     first = next((each for each in points if each.layout), None)
-    lines = ["  ranks   s/step        80 %     tokens/s  a rank's, of the first   MFU  layout"]
+    lines = ["  ranks   s/step        80 %     tokens/s   efficiency   MFU  layout"]
     for each in points:
         if each.layout is None or first is None:
             lines.append(f"{each.ranks:>7}  none: {each.why}")
@@ -84,7 +84,7 @@ def scaling_text(points: Sequence[ScalingPoint]) -> str:
         low, high = each.between
         lines.append(
             f"{each.ranks:>7}{each.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{each.tokens_per_s:>11,.0f}"
-            f"{100 * share:>18.1f} %{100 * each.mfu:>10.1f}  {each.layout.describe()}"
+            f"{100 * share:>11.1f} %{100 * each.mfu:>6.1f}  {each.layout.describe()}"
         )
     return "\n".join(lines)
 

@@ -357,7 +357,9 @@ class PlanAnswer(PlannedLayouts):
             f"{within(found.days)} days, {within(found.gpu_hours)} {hours} without failures"
         )
         if self.asked.price:
-            words += f", {within(self.asked.price * found.gpu_hours)} at {self.asked.price:g} an hour"
+            words += (
+                f", {within(self.asked.price * found.gpu_hours)} at {self.asked.price:g} per {hours[:-1]}"
+            )
         words += f"; with a failure of each node in {self._hours:,.0f} h "
         if not found.share:
             return words + "no time is left between failures and saves"

@@ -143,6 +143,6 @@ def change_that_fits(plan: Plan, given: Config, planned: Callable[[Config], Plan
     if change:
         return f"the cheapest change that fits: {change}"
     return (
-        "no stage of ZeRO or recomputation fits, nor one with the other: take more ranks, divide the "
+        "neither a stage of ZeRO nor recomputation fits, nor both together: take more ranks, divide the "
         "model further (parallel.pp, parallel.tp), or leave the layout open (parallel.*, pipeline.*)"
     )

@@ -103,7 +103,7 @@ class Ledger:
         names = [name for name in self._mesh.axes if name in costs]
         rows = [_row(name, costs[name]) for name in names]
         steps = counted(self._num_steps, "steps")
-        table = f"communication, a step and rank (mean of {steps}):\n{aligned([HEADER, *rows])}"
+        table = f"communication per step and rank (mean of {steps}):\n{aligned([HEADER, *rows])}"
         legend = [f"  {name}: {MEANINGS[name]}" for name in names if name in MEANINGS]
         return "\n".join([table, *legend, *_peers(gathered, self._num_steps)])
 

@@ -43,7 +43,7 @@ def test_they_are_reported_with_what_removes_them(tmp_path, make):
     make("sm_segment.node.0", 2 * YOUNG_S, 0)
     other = make("of another program", 2 * YOUNG_S)
     words, _, command = describe(tmp_path).partition("; remove them when none of yours runs here:\n  ")
-    assert words.endswith("; 4 files of 0.013 GB are left of jobs that were killed"), words
+    assert words.endswith("; 4 files (0.013 GB) were left by killed jobs"), words
     subprocess.run(command, shell=True, check=True)
     assert list(tmp_path.iterdir()) == [other]
 

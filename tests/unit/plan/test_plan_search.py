@@ -260,7 +260,7 @@ def test_what_cannot_fit_says_what_binds():
     error = planned("--ranks", "2", "--memory", "0.001", *sets(*SMALL), code=2)
     assert isinstance(error, ConfigError) and error.exit_code == 2
     assert "no rank may hold more than 0.001 GB as a process" in str(error)
-    assert re.search(r"none is left: \d+ by memory", str(error))
+    assert re.search(r"is left: memory \d+", str(error))
 
 
 def test_what_is_fixed_and_cannot_be_is_named():

@@ -107,7 +107,7 @@ def test_a_table_is_divided_and_keeps_every_number_under_its_title(width, number
 
 
 def test_a_last_column_of_texts_continues_below_itself():
-    text = aligned([("step", "size", "health"), ("40", "1 MB", "index and sizes are right " * 4)], 60)
+    text = aligned([("step", "size", "health"), ("40", "1 MB", "index and sizes are intact " * 4)], 60)
     assert max(map(len, text.splitlines())) <= 60
     starts = {len(line) - len(line.lstrip()) for line in text.splitlines()[2:]}
     assert starts == {text.splitlines()[0].index("health")}

@@ -67,7 +67,7 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
     layout = layout_of(resolved, rates, plan.routing)
     found = predict_step(model, layout, rates)
     lines = advice(model, layout, rates, found, memory_is_known=known, held=held or None)
-    return [f"advice, by figures of {name}: {line}" for line in lines]
+    return [f"advice, predicted for {name}: {line}" for line in lines]
 
 
 def advice(
@@ -206,7 +206,7 @@ def _tp_exposed(judged: Judged) -> str:
         return ""
     return judged.advised(
         f"parallel.tp = {layout.tp}: {_percent(judged.share('tp'))} of a step waits for its messages, "
-        "products are too thin for these links",
+        "its matrix products are too small for these links",
         "tp",
         {f"parallel.tp = {tp}": judged.changed(tp=tp) for tp in _divisors_below(layout.tp)},
         "use a smaller tp",
