@@ -110,8 +110,8 @@ class Run(ConfigTable, frozen=True):
     # none
     profile: str = ""
     # measure the gradient noise scale (arXiv:1812.06162) each step: grad_signal and grad_noise in
-    # metrics.jsonl, from the gradients of data-parallel ranks, and of microbatches with parallel.reduce =
-    # "microbatch"
+    # metrics.jsonl, from the gradients of data-parallel ranks, and of microbatches with
+    # parallel.reduce = "microbatch"
     noise_scale: bool = False
     # loggers beside metrics.jsonl: tensorboard, csv, wandb, mlflow; or "module:name", a class of
     # your own
@@ -142,8 +142,8 @@ class Run(ConfigTable, frozen=True):
 
 class Model(ConfigTable, frozen=True):
     preset: str = "quickstart"  # published sizes; other keys of the model override them
-    # model family, which defines the layers; default, also for other keys of this table: the preset's;
-    # "module:name": a ModelFamily of your own
+    # model family, which defines the layers; default, also for other keys of this table: the
+    # preset's; "module:name": a ModelFamily of your own
     family: str = ""
     # initial weights: a Hugging Face folder, a run directory or a step. The sizes are taken from
     # it, not from a preset; the optimiser state starts from zero
@@ -372,7 +372,7 @@ class Batch(ConfigTable, frozen=True, rename={"global_": "global"}):
     # step, tokens read before it: "4B"
     growth: tuple[tuple[When, Count], ...] = ()
     # [[step, tokens], ...]: sequence-length curriculum: from these steps on (or tokens, likewise)
-    # sequences are cut into rows of so many tokens; the place in the data and a step's tokens don't change
+    # sequences are cut into rows of so many tokens; the place in the data and a step's tokens stay
     lengths: tuple[tuple[When, Count], ...] = ()
     micro: Count = 1  # sequences per microbatch
 
@@ -482,8 +482,8 @@ class Precision(ConfigTable, frozen=True):
 
 
 class Numerics(ConfigTable, frozen=True):
-    # bits of losses and weights. run: alike in every run of a layout; layout: for every parallel.dp,
-    # too, at the cost of gradient buffers
+    # bits of losses and weights. run: alike in every run of a layout; layout: for every
+    # parallel.dp, too, at the cost of gradient buffers
     reproducible: Literal["run", "layout"] = "run"
     # deterministic kernels on a GPU, some of them slower; a CPU is always deterministic
     deterministic: bool = True
@@ -519,8 +519,8 @@ class RecoveryTable(ConfigTable, frozen=True):
     # times as long as others with the same work, in three windows of comm.slow_after steps in a row;
     # default: never
     replace_slow: Annotated[float, Meta(gt=1)] | None = None
-    # number of started ranks that wait outside the layout and replace ranks that die; needs Open MPI 5
-    # and mpirun --with-ft ulfm
+    # number of started ranks that wait outside the layout and replace ranks that die; needs
+    # Open MPI 5 and mpirun --with-ft ulfm
     spares: CountOrNone = 0
     # resume with fewer data ranks when more ranks die, or nodes are lost, than there are spares for,
     # and with parallel.dp again when there are ranks for it; the bits stay
@@ -533,8 +533,8 @@ class OptimizerTable(ConfigTable, frozen=True):
     name: str = "adamw"
     # peak learning rate; muon's steps are scaled like adamw's, so that the same rates suit
     lr: Annotated[float, Meta(gt=0)] = 3e-3
-    # weight decay, lr * decay of a weight in each step; of embedding and head, too, not of norms and
-    # biases
+    # weight decay, lr * decay of a weight in each step; of embedding and head, too, not of norms
+    # and biases
     decay: Annotated[float, Meta(ge=0)] = 0.1
     # gradient clipping: maximum norm of all gradients; 0: no clipping
     clip: Annotated[float, Meta(ge=0)] = 1.0
@@ -581,8 +581,8 @@ class Comm(ConfigTable, frozen=True):
     # size of a gradient bucket, which is reduced in one operation, in 2**20 bytes; at least a
     # block's gradients
     bucket_mb: Annotated[float, Meta(gt=0)] = 4.0
-    # seconds of a wait from which it counts as a hang; default: ten of the run's own steps, between 60 and
-    # 600 s
+    # seconds of a wait from which it counts as a hang; default: ten of the run's own steps, between
+    # 60 and 600 s
     timeout_s: Annotated[float, Meta(gt=0)] | None = None
     slow_after: CountOrNone = 50  # steps between reports of slow ranks and links; 0: never
     # number of neighbouring ranks that count as a node; 0: as the launcher placed them

@@ -15,7 +15,8 @@ ASKS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a rank 
 ECHO_S = 2.0
 KEY_S = 0.3  # without a launcher a key comes once, and a shell's request perhaps twice at once
 BEFORE_STEPS = ("start", "tokens", "build", "resume", "repair")  # there is nothing to save in them
-BESIDE_STEPS = ("spare", "end")  # where a rank that takes no steps waits for those that do, or leaves
+# where a rank that takes no steps waits for those that do, or leaves
+WITHOUT_STEPS = ("spare", "end")
 # for all ranks to leave together where there is nothing to save; then the job is ended as it is
 IN_ORDER_S = 5.0
 
@@ -47,7 +48,7 @@ class LeaveRequests:
         self.is_unsaved = False
 
     def saves_nothing(self, phase: str) -> bool:
-        nothing = phase in BEFORE_STEPS if self._steps else phase not in BESIDE_STEPS
+        nothing = phase in BEFORE_STEPS if self._steps else phase not in WITHOUT_STEPS
         return nothing and not self.is_unsaved
 
     def why(self) -> str:

@@ -349,7 +349,7 @@ def _nothing_fits(
 
 
 def _what_fits(model: StepModel, space: SearchSpace, every: Iterable[Tried], limit: MemoryLimit) -> str:
-    """Say by formulas with how much memory something that was tried would fit, and on how many ranks."""
+    """Say by formulas with how much memory, and on how many ranks, something that was tried would fit."""
     leanest = _leanest(every)
     if leanest is None:
         return ""
@@ -375,7 +375,7 @@ def _what_fits(model: StepModel, space: SearchSpace, every: Iterable[Tried], lim
 
 
 def _leanest(every: Iterable[Tried]) -> Tried | None:
-    """Return the layout with least memory by formulas, without an optimizer in host memory; None if none."""
+    """Return the layout with least memory by formulas that isn't offloaded; None if there is none."""
     held = (
         each
         for each in every

@@ -1,15 +1,15 @@
 """Play all ranks with times: when does each instruction start and end, who waits, how much memory is held?
 
-A rank has one compute resource and one for sending. An instruction starts when the one before it on
-its rank has ended, and a receive ends when its message has arrived. A send ends at once and starts a
-transfer:
+A rank has one compute resource and one for sending. An instruction starts when the one before it
+on its rank has ended, and a receive ends when its message has arrived. A send ends at once and
+starts a transfer:
 
     sender  |--F--|  leaves when the sender's link is free of earlier messages
                      |--latency--|--transfer--|  `transfer` occupies the sender at the start
     receiver                                  |--F--|
 
-Messages of several senders don't wait for one another at a receiver: which of them came first would change
-with times, and a shorter computation could make a step longer.
+Messages of several senders don't wait for one another at a receiver: which of them came first
+would change with times, and a shorter computation could make a step longer.
 
 What travels between data ranks takes no time.
 

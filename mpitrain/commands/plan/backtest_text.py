@@ -25,7 +25,7 @@ def as_text(report: Mapping[str, Any], name: str) -> str:
         "are predicted",
     ]
     if not report["names_a_half"]:
-        lines.append("no row names a half: nothing is fitted to a system's own rows; calibrated = gpu")
+        lines.append("no row names a half: nothing is fitted to own rows; calibrated = gpu")
     lines += ["", *_text_of_systems(report), "", *_text_of_bars(report), "", *_text_of_machines(report), ""]
     held, unknown = report["interval_holds"], report["unknown_held"]
     plain = report["sustained_holds"]

@@ -123,8 +123,8 @@ def fit_line(held: Sequence[int], limit: MemoryLimit | None, cheapest: Callable[
         spare = f"{_shown(limit.total_bytes - needed)} MB to spare"
         return f"{who} {verb} {_shown(needed)} MB and fit{'s' * (not several)}, with {spare}"
     more = _shown(needed - limit.total_bytes)
-    others = "; for ranks on more nodes set comm.node_ranks, or run.machine" * limit.of_node
-    return f"{who} {verb} {_shown(needed)} MB, {more} MB too much; {cheapest(limit)}{others}"
+    where = " on one node (set comm.node_ranks, or run.machine, if there are more)" * limit.of_node
+    return f"{who} {verb} {_shown(needed)} MB, {more} MB too much{where}; {cheapest(limit)}"
 
 
 class MemoryRow(NamedTuple):

@@ -285,7 +285,8 @@ def test_a_machine_that_cannot_be_is_refused_in_words(name, tmp_path):
     path.write_bytes(NONSENSE[name])
     assert NONSENSE[name] != SHEET.encode()
     with pytest.raises(
-        ConfigError, match=r"needed|give the path of a TOML file|no key needs|found no|is above"
+        ConfigError,
+        match=r"needed|not valid TOML|give the path of a TOML file|no key needs|found no|is above",
     ):
         find_machine(str(path))
 

@@ -84,13 +84,13 @@ def core_seconds(
 
 
 def _rate_of_attention(core: AttentionCore, machine: MachineRates, backward: bool, dtype: str) -> float:
-    """Return FLOP/s of attention by its heads' width, the length of a sequence and the type of numbers."""
+    """Return FLOP/s of attention by width of heads, length of a sequence and type of numbers."""
     if not machine.on_gpu:
         return _rate_on_a_cpu(core, machine, backward, dtype)
     rate = machine.attention_backward if backward else machine.attention_forward
     if item_of(dtype) > 2 and dtype in machine.products:
-        # flash kernels have 16 bits only (Dao-AILab/flash-attention, README); others are taken to reach as
-        # much of their products' rate
+        # flash kernels have 16 bits only (Dao-AILab/flash-attention, README); others are taken to reach
+        # as much of their products' rate
         rate *= machine.products[dtype] / machine.products[_wide(machine)]
     if core.head_width < 128:
         rate *= machine.attention_narrow

@@ -52,7 +52,7 @@ class Footprint(NamedTuple):
 
 
 class RankStages(NamedTuple):
-    """A pipeline rank's stages. stashes: held at most, of one stage each. blocks: or parts of them."""
+    """Stages of a pipeline rank. stashes: held at most, of one stage each. blocks: or their parts."""
 
     rank: int
     weights: Weights
@@ -75,14 +75,14 @@ class PieceBytes(NamedTuple):
 
 
 def footprint_of(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...]) -> Footprint:
-    """Return what the rank with most memory holds. in_flight: stashes of a stage on each pipeline rank."""
+    """Return what the rank with most memory holds. in_flight: stashes of a stage by pipeline rank."""
     ranks = _of_ranks(model, layout._replace(offload_optimizer=False), in_flight)
     if layout.offload_optimizer:
         ranks = [footprint._replace(moments=0) for footprint in ranks]
     return max(ranks, key=lambda footprint: footprint.total)
 
 
-@lru_cache(maxsize=4)  # a search asks whether a layout fits, also with offload, and then for its step
+@lru_cache(maxsize=4)  # a search asks whether a layout fits, with offload, too, and for its step
 def _of_ranks(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...]) -> list[Footprint]:
     ranks = _unlike_ranks(model, division_alone(layout), in_flight)
     pieces = frozenset(piece for rank in ranks for piece, _ in rank.pieces)
@@ -92,7 +92,7 @@ def _of_ranks(model: StepModel, layout: StepLayout, in_flight: tuple[int, ...]) 
 
 @lru_cache(maxsize=256)  # a search asks for many layouts that divide a model alike
 def _unlike_ranks(model: StepModel, division: StepLayout, in_flight: tuple[int, ...]) -> list[RankStages]:
-    """Return pipeline ranks whose stages differ: of those whose are alike, the one with most stashes."""
+    """Return pipeline ranks whose stages differ; of those that are alike, the one with most stashes."""
     stages, weights = model.stages(division), weights_of_ranks(model, division)
     fullest: dict[tuple[Pieces, ...], RankStages] = {}
     for rank, numbers in enumerate(stages_of_ranks(division)):
