@@ -493,7 +493,7 @@ def _run_options(command: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]
     begin = next((begin for begin, pair in words if pair == ("mpitrain", "run")), None)
     if begin is None:
         raise ConfigError(
-            f"COMMAND is {shown(shlex.join(command))}, needed is one with mpitrain run, such as "
+            f"COMMAND = {shown(shlex.join(command))}: needed one with mpitrain run, such as "
             "mpirun -n 2 mpitrain run my.toml"
         )
     given = run.make_context("run", list(command[begin:])).params

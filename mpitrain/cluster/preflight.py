@@ -294,7 +294,7 @@ def bandwidth(axis: str, links: Sequence[MeasuredLink]) -> Finding:
     slow = [f"{node} {speed / 1e9:.2g}" for node, speed in best.items() if speed < SLOW * median]
     worst = min(links, key=lambda link: link.bytes_per_s)
     text = (
-        f"{median / 1e9:.2g} GB/s, the least {worst.bytes_per_s / 1e9:.2g} from rank {worst.ranks[0]} to "
-        f"{worst.ranks[1]}"
+        f"median {median / 1e9:.2g} GB/s, lowest {worst.bytes_per_s / 1e9:.2g} from rank "
+        f"{worst.ranks[0]} to {worst.ranks[1]}"
     )
     return Finding(f"axis {axis}", text + (f"; slow: {listed(slow)} GB/s" if slow else ""), fine=not slow)

@@ -64,7 +64,7 @@ def balance(model: StepModel, layout: StepLayout, machine: MachineRates) -> list
     lines = [
         f"arithmetic intensity of a block's products: {flops / moved:.0f} FLOP/byte; "
         f"{machine.name} needs "
-        f"{needed:.0f}: " + ("bound by products" if flops / moved > needed else "bound by memory")
+        f"{needed:.0f}: " + ("compute-bound" if flops / moved > needed else "memory-bound")
     ]
     computed = flops / machine.products[dtype]
     groups = groups_of(layout, machine)
@@ -78,8 +78,8 @@ def balance(model: StepModel, layout: StepLayout, machine: MachineRates) -> list
             place = "inside a node" if groups[axis].nodes == 1 else f"over {groups[axis].nodes} nodes"
             lines.append(
                 f"{axis} {groups[axis].size} ({place}): a block's forward computes "
-                f"{1e3 * computed:.3g} ms and sends {num_bytes / 1e6:.3g} MB; it would wait as "
-                f"long as it computes at {rate / 1e9:.3g} GB/s"
+                f"{1e3 * computed:.3g} ms and sends {num_bytes / 1e6:.3g} MB; at "
+                f"{rate / 1e9:.3g} GB/s it would wait as long as it computes"
             )
     head = model_works.last.product_flops
     blocks = sum(
@@ -87,7 +87,7 @@ def balance(model: StepModel, layout: StepLayout, machine: MachineRates) -> list
         for kind, (_, count) in zip(model_works.kinds, model.layers.kinds)
         for work in kind
     )
-    lines.append(f"the head is {head / (head + blocks):.1%} of the products of a forward")
+    lines.append(f"the head is {head / (head + blocks):.1%} of the forward's matrix products")
     return lines
 
 

@@ -473,7 +473,7 @@ def test_where_memory_has_no_room_the_run_has_no_copies(tmp_path, text):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["true"], "COMMAND is true, needed is one with mpitrain run"),
+        (["true"], "COMMAND = true: needed one with mpitrain run"),
         (["mpirun", "-n", "2", MPITRAIN, "run", "--no-such"], "No such option"),
         (["no-such-launcher", MPITRAIN, "run"], "no-such-launcher: No such file or directory"),
         ([MPITRAIN, "run", "--set", "run.steps=0"], "run.steps"),

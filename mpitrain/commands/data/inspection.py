@@ -107,17 +107,17 @@ def _lines(
     least, median, tenth, hundredth, longest = (f"{length:,}" for length in found.lengths)
     mean = found.tokens / found.documents
     yield (
-        f"tokens of a document: {mean:,.1f} on average; {least} at least, half below {median}, "
-        f"90 % below {tenth}, 99 % below {hundredth}, {longest} at most"
+        f"tokens per document: mean {mean:,.1f}, least {least}, median {median}, p90 {tenth}, "
+        f"p99 {hundredth}, most {longest}"
     )
     if tally.parts:
         yield aligned([("source", "documents", "tokens", "share"), *_rows(description, folder)])
     share = found.duplicates / found.documents
-    most = f"; document {found.example:,} comes {found.most_copies:,} times" * (found.duplicates > 0)
+    most = f"; document {found.example:,} occurs {found.most_copies:,} times" * (found.duplicates > 0)
     yield f"copies of an earlier document: {found.duplicates:,} ({share:.1%}){most}"
     if copies is not None:
         yield f"copies of held-out documents, left out of training: {copies:,}"
-    yield f"documents with two begins of text: {_counted(*found.double_begins)}"
+    yield f"documents with two begin-of-text tokens: {_counted(*found.double_begins)}"
     yield f"documents of which 90 % is one token: {_counted(*found.constant)}"
     for number, text in texts.items():
         yield f"document {number:,}: {json.dumps(text, ensure_ascii=False)}"

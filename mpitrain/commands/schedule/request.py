@@ -51,7 +51,7 @@ def _table(request: Request) -> Table:
     if request.name != AUTO:
         family = schedule_of(request.name)  # refuses a name that there isn't
     if None in (request.num_ranks, request.num_microbatches):
-        raise ConfigError(f"{request.name}: needs --stages and --microbatches; only a file says its own size")
+        raise ConfigError(f"{request.name}: needs --stages and --microbatches, which only a table file says")
     if request.name == AUTO:
         assert request.num_ranks is not None and request.num_microbatches is not None
         size = request.num_ranks, request.num_microbatches
