@@ -108,9 +108,7 @@ def test_what_ranks_that_agree_hear(world, tmp_path_factory):
     if not all(fine for _, fine in found.values()):
         problems.append(f"marked: {found}")
     problems += [
-        f"{axis}: {found[axis]}"
-        for axis in axes
-        if axis in found and " GB/s, lowest " not in found[axis][0]
+        f"{axis}: {found[axis]}" for axis in axes if axis in found and " GB/s, lowest " not in found[axis][0]
     ]
     quiet, said = (
         describe(of_job, plan, tmp_path_factory.mktemp("run"), "CPU", measure=measure)

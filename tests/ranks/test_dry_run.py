@@ -410,7 +410,7 @@ def test_a_step_takes_as_long_as_a_machine_computes(tmp_path):
     ("words", "message"),
     [
         (("--machine", "laptop", "--tflops", "1"), "--tflops and --machine both say"),
-        (("--machine", "lapptop"), "did you mean A laptop"),
+        (("--machine", "lapptop"), "did you mean laptop"),
         (("--machine", "none.toml"), "none.toml"),
     ],
     ids=str,

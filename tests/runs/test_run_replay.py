@@ -183,7 +183,7 @@ def test_other_files_are_refused(tmp_path, content):
 
 
 REQUESTS = {
-    "5:1": "found 2 ranks",
+    "5:1": "the run has 2 ranks",
     "0:9": "run.steps = 3",
     "x": "expected RANK:STEP",
     "0:0": "expected RANK:STEP",

@@ -218,7 +218,7 @@ def test_a_target_that_is_there_is_left_as_it_is(tmp_path, model):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine").write_text("mine")
     done = command("export", tmp_path / "run", "--to", tmp_path / "out")
-    assert done.returncode == 2 and "is there already" in done.stderr
+    assert done.returncode == 2 and "already exists" in done.stderr
     assert (tmp_path / "out/mine").read_text() == "mine"
     again = command("import", model, "--to", tmp_path / "run")
     assert again.returncode == 2 and "config.toml" in again.stderr

@@ -48,7 +48,7 @@ def folded(text: str, width: int) -> str:
     be copied.
     A word that is longer stays whole, and JSON as it is. width: 0 for lines of any length.
     """
-    if not width or all(len(line) <= width for line in text.split("\n")):
+    if not width or text.startswith(("{", "[\n")) or all(len(line) <= width for line in text.split("\n")):
         return text
     return "\n".join(part for line in text.split("\n") for part in _folded_line(line, width))
 

@@ -272,7 +272,7 @@ def test_a_sweep_says_what_the_first_choice_loses(tmp_path):
         (["backtest", "missing.csv"], "give a CSV"),
         (["backtest", str(EXAMPLE), "--ranks", "2"], "--ranks does nothing"),
         (["backtest", str(EXAMPLE), "--out", "x.pdf"], "needed one of .svg .png .csv .toml"),
-        (["--ranks", "4,x"], "--ranks 4,x: needed a number"),
+        (["--ranks", "4,x"], "--ranks 4,x: needed 1 to 16 numbers"),
         (["--ranks", "4,8", "--tokens", "1B"], "--tokens does nothing with several numbers of ranks"),
         (["--ranks", "4,8", "--top", "3"], "--top does nothing with several numbers of ranks"),
         (["--ranks", "4", "--what-if", "links.betwen=2x"], "did you mean links.between"),

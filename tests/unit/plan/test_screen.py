@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shlex
@@ -120,6 +121,12 @@ def test_the_first_fields_are_shown():
     )
 
 
+def test_json_stays_as_it_is():
+    for tree in ({"notes": ["a long note " * 20]}, ["a long note " * 20]):
+        text = json.dumps(tree, indent=1)
+        assert folded(text, 60) == text
+
+
 @pytest.mark.parametrize(("asked", "width"), [("80", 80), ("5", 40), ("", 0), ("x", 0)])
 def test_columns_are_those_that_are_asked_for(monkeypatch, asked, width):
     monkeypatch.setenv("COLUMNS", asked)
@@ -211,4 +218,4 @@ def test_one_microbatch_is_no_microbatches():
         "data.sequence=8",
     )
     text = show_proof(None, (*small, "parallel.dp=1"), 1)
-    assert "1f1b, 1 microbatch each\n" in text and "0 messages matched" in text
+    assert "1f1b, 1 microbatch per data rank\n" in text and "0 messages matched" in text
