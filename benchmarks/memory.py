@@ -151,7 +151,7 @@ def read(output: str) -> MemoryRow:
         for line in output.splitlines()
     }
     library = next(numbers for name, numbers in last.items() if name.startswith("library"))
-    most = next(numbers for name, numbers in last.items() if name.startswith("resident at most"))
+    most = next(numbers for name, numbers in last.items() if name.startswith("peak resident"))
     predicted, measured = (
         float(a.replace(",", "")) - float(b.replace(",", "")) for a, b in zip(most, library)
     )

@@ -36,7 +36,8 @@ Two cores of an Intel Xeon with AMX, other programs beside it, 2026-11-26: 9.6 %
 2.23 to 2.39 s there within half an hour.
 
 Two cores of such a Xeon, MPICH 5.0.2, nothing beside it, 2026-11-30: 1.2 % in the median, 11.0 % at worst
-(tp=2 pp=2 zero=1 on 8 ranks), rank correlation 0.98.
+(tp=2 pp=2 zero=1 on 8 ranks), rank correlation 0.98. Another, 2026-12-01: 1.7 % in the median, 8.2 % at
+worst (the same layout), 0.98.
 
 Two cores of an AMD EPYC (Zen 3), other programs beside it, 2026-11-28, two runs, --steps 3: 6.4 and 5.7 % in
 the median, 26 and 24 % at worst (async tp before its pieces were counted, and zero=1 in bf16, 6 % in the run

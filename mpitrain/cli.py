@@ -559,15 +559,13 @@ def plot(runs: tuple[str, ...], out: str, curves: tuple[str, ...], over: str) ->
 @click.option(
     "--host", default="127.0.0.1", metavar="ADDRESS", type=NAME, help="Address to serve the page on."
 )
-@click.option(
-    "--port", default=0, type=click.IntRange(0, 65535), help="Port of the page; 0: one that is free."
-)
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the page; 0: any free port.")
 @OVER
 def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str) -> int:
     """Watch runs under way, by their run directories alone. Nothing is written.
 
-    The page of `mpitrain report` stays new within two seconds. Its address has a secret; by default only
-    this host is answered.
+    The page is that of `mpitrain report`, updated every two seconds. Its address has a secret; by default
+    only this host is answered.
     """
     from mpitrain.commands import watch
 
@@ -782,7 +780,7 @@ def inspect_data(**asked) -> int:
 
 @data.command("convert", short_help="Write prepared tokens for other trainers.")
 @PATH
-@click.option("--to", "target", required=True, type=NAME, help="FILE .bin, .ds or .npy.")
+@click.option("--to", "target", required=True, type=NAME, help="File to write: .bin, .ds or .npy.")
 @first_rank_command("writing tokens")
 def convert_data(**asked) -> int:
     """Write prepared tokens as .bin and .idx of Megatron-LM, .ds of datatrove, or .npy.
@@ -916,7 +914,7 @@ def repair_checkpoints(**asked) -> int:
     default="val_loss",
     metavar="METRIC",
     type=NAME,
-    help="What --best goes by, as in --step best:METRIC.",
+    help="Metric of --best, as in --step best:METRIC.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 @first_rank_command("removing steps")

@@ -109,7 +109,7 @@ def _open_index(path: Path) -> Index:
     """Check the seal first: it tells damage from what only a stranger would write."""
     try:
         if seal_of(path) != read_regular(path / SEAL, 1000, FILE).decode():
-            raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} is altered")
+            raise CheckpointError(f"{path.name}: {INDEX} or {SEAL} is damaged")
         return Index(path / INDEX)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path.name}: {Path(error.filename or INDEX).name} is missing") from error

@@ -116,7 +116,7 @@ class Retention:
             try:
                 discard(committed[step])
             except OSError as error:
-                kept = "is whole" if committed[step].is_dir() else "is removed in part"
+                kept = "is intact" if committed[step].is_dir() else "is removed in part"
                 removed = f"step {listed(surplus[:number])}" if number else "nothing"
                 raise CheckpointError(
                     f"{shown(self.folder)}: step {step} cannot be removed, it {kept}: {reason(error)}; "
@@ -153,13 +153,13 @@ def losses_by(folder: Path, by: str, instead: str) -> dict[int, object]:
         known |= names
     if by == VAL_LOSS:
         raise CheckpointError(
-            f"{shown(folder)}: found no whole step that was validated when it was saved; {instead}"
+            f"{shown(folder)}: found no intact step that was validated when it was saved; {instead}"
         )
     known |= {name for path in find(folder).values() for name in _metrics_at(path)}
     of_run_first = sorted(known, key=lambda name: ("/" in name, name))
     has = ", ".join(map(shown, of_run_first[:MOST_NAMED])) or "none"
     raise CheckpointError(
-        f"{shown(folder)}: found no whole step with the metric {shown(by)}, but {has}; use one of these, "
+        f"{shown(folder)}: found no intact step with the metric {shown(by)}, but {has}; use one of these, "
         f"or {instead}"
     )
 

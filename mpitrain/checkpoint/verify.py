@@ -125,7 +125,7 @@ def check_chunk(checkpoint: Checkpoint, array: LogicalArray, chunk: int) -> None
     box = array.chunks.box(chunk)
     if _digest(checkpoint, array, box) != array.digests[chunk]:
         files = " or ".join(array.holders(box)[:4])
-        raise CheckpointError(f"{checkpoint.path.name}: {files}: chunk {chunk} of {array.name} is altered")
+        raise CheckpointError(f"{checkpoint.path.name}: {files}: chunk {chunk} of {array.name} is damaged")
 
 
 def _digest(checkpoint: Checkpoint, array: LogicalArray, chunk: Box) -> bytes:

@@ -207,7 +207,7 @@ class _Damages:
 
     @property
     def description(self) -> list[str]:
-        more = f" (and {counted(self.count - 1, 'lines', ',')} more)" * (self.count > 1)
+        more = f" (and {counted(self.count - 1, 'more lines', ',')})" * (self.count > 1)
         return [self._first + more] * bool(self.count)
 
 

@@ -317,15 +317,13 @@ def report(options: DryRunOptions, every: list[Measured]) -> str:
     short = sum(result.short for result in every)
     own = sum(result.own for result in every) / 1e9
     lines = {
-        "a step": f"{sorted(steps)[len(steps) // 2]:.3g} s, the median; of the slowest rank each time",
-        "memory": f"{resident / 1e6:.0f} MB resident on rank {-worst}, the most; of all ranks {own:.2f} GB",
-        "headers": f"{headers:,} right, {short:,} parts of messages were too short for one",
+        "step": f"{sorted(steps)[len(steps) // 2]:.3g} s, median of the slowest rank",
+        "memory": f"{resident / 1e6:.0f} MB resident at most (rank {-worst}); {own:.2f} GB of all ranks",
+        "headers": f"{headers:,} right; {short:,} parts of messages too short for one",
     }
     traffic = aligned(_traffic(options.steps, every))
     said = [f"{name:15}{text}" for name, text in lines.items()]
-    return "\n".join(
-        [*said, "sent in a step by all ranks, as the recipes say and as it was counted:", traffic]
-    )
+    return "\n".join([*said, "sent per step by all ranks, predicted and counted:", traffic])
 
 
 def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:

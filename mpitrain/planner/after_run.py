@@ -93,7 +93,7 @@ def compare(run: MeasuredRun, terms_of_step: StepTerms | None) -> str:
     terms = [name for name in TERMS if name in measured or name in predicted]
     sent = run.usages[0]
     rows = [
-        ("a step, ms", "all", *terms, "MB sent", "MB held"),
+        ("step, ms", "all", *terms, "MB sent", "MB held"),
         ("predicted", *_times(predicted, terms), predicted_sent, megabytes(run.predicted_bytes)),
         (
             "measured",

@@ -23,7 +23,7 @@ RESTART_S = 600.0  # until a failed job is started again, a guess
 REPLACE_S = 60.0  # until a run has left a lost node for a spare one of its job, a guess
 # between failures of a node: 419 in 54 days of 2,048 nodes (arXiv:2407.21783, table 5)
 NODE_HOURS = 6334
-GUESS, PREDICTED = "a guess", "predicted"
+GUESS, PREDICTED = "assumed", "predicted"
 
 
 class SaveTimes(NamedTuple):
@@ -43,7 +43,7 @@ class SaveTimes(NamedTuple):
         took = f"saves of {self.took_s:.2g} s ({self.took_source})"
         if not self.in_background:
             return took
-        return f"{took} that stop training for {self.stall_s:.2g} s ({self.stall_source})"
+        return f"{took} that stall training for {self.stall_s:.2g} s ({self.stall_source})"
 
 
 class Goodput(NamedTuple):

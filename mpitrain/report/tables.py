@@ -98,7 +98,7 @@ def _parts(run: RecordedRun) -> Iterator[Sequence[object]]:
     for part in dict.fromkeys([*measured, *predicted]):
         yield part, _ms(predicted.get(part)), _ms(measured.get(part))
     if measured or predicted:
-        yield "a step", *(_ms(sum(parts.values())) for parts in (predicted, measured))
+        yield "step", *(_ms(sum(parts.values())) for parts in (predicted, measured))
         yield "its FLOPs at peak rate", *[_ms(_at_the_peak(run))] * 2
 
 
@@ -293,14 +293,14 @@ TABLES = (
     RunTable("step", ("idle time of rank 0, mean of the last steps", "ms"), _idle),
     RunTable("memory", ("part", "predicted, MB", "measured, MB"), _memory),
     RunTable(
-        "communication", ("axis", "MB", "blocked, ms", "hidden, ms"), _communication,
-        "Rank 0, a step of the last ones",
+        "communication", ("axis", "MB", "blocked, ms", "overlapped, ms"), _communication,
+        "Rank 0, mean of the last steps",
     ),
     RunTable(
-        "communication", ("axis", "MB", "blocked, ms", "longest, ms", "of rank", "hidden, ms"),
-        _communication_of_ranks, "All ranks, a step in the mean of the last start",
+        "communication", ("axis", "MB", "blocked, ms", "longest, ms", "of rank", "overlapped, ms"),
+        _communication_of_ranks, "All ranks, mean over the steps of the last start",
     ),
-    RunTable("stragglers", ("who", "ms a step"), _stragglers),
+    RunTable("stragglers", ("who", "ms per step"), _stragglers),
     RunTable(
         "ends", ("ends", "failures", "mean hours between failures", "steps lost", "goodput, %"), _reliability
     ),

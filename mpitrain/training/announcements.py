@@ -22,7 +22,7 @@ from mpitrain.training.machine.peak_flops import COUNTED, PeakFlops
 from mpitrain.training.validation import Validation
 
 # arXiv:2407.21783, table 4
-PUBLISHED = "published on GPUs: Llama 3 405B 38 to 43 %; above 40 % is excellent"
+PUBLISHED = "for comparison, on GPUs: Llama 3 405B 38 to 43 %; above 40 % is excellent"
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Announcements:
         yield from self._cost_lines()
         texts = self.world.all_gather("which axes lack shared memory", self._mesh.budget.describe())
         yield next(filter(None, texts), "")
-        yield f"MFU: a share of {self.peak.source}\n  {COUNTED}\n  {PUBLISHED}"
+        yield f"MFU: relative to {self.peak.source}\n  {COUNTED}\n  {PUBLISHED}"
         kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
         yield f"attention: {', '.join(kernels)}" if kernels else ""
         yield self.placement.not_compiled

@@ -108,7 +108,7 @@ class RunReport:
             f"{left} left",
             f"{line['tokens_per_s']:,.0f} tokens/s",
             f"MFU {line['mfu']:.1%}",
-            f"norm {line['grad_norm']:.3f}",
+            f"grad norm {line['grad_norm']:.3f}",
             f"lr {line['lr']:.2e}",
             f"waiting {waited_share:.0%}",
             f"HFU {line['hfu']:.1%}",

@@ -133,7 +133,7 @@ def test_the_end_of_a_run_has_it(tmp_path):
     done = mpirun(2, MPITRAIN, "run", *(word for key in keys for word in ("--set", key)))
     assert done.returncode == 0, done.output
     lines = done.output.splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith("  a step, ms"))
+    begin = next(number for number, line in enumerate(lines) if line.startswith("  step, ms"))
     assert lines[begin + 3].startswith("  predicted by the figures of mine; measured / predicted ")
     found = cells("\n".join(lines[begin:]))
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][2:]
@@ -141,7 +141,7 @@ def test_the_end_of_a_run_has_it(tmp_path):
     sent = sum(axis["bytes"] for step in steps for axis in step["comm"].values()) / len(steps)
     assert float(found["MB sent"][1]) == pytest.approx(sent / 1e6, rel=0.01)
     assert found["MB sent"][0] == found["MB sent"][1]
-    resident = next(line.split()[-2:] for line in lines if "resident at most" in line)
+    resident = next(line.split()[-2:] for line in lines if "peak resident" in line)
     assert [round(float(each)) for each in resident] == [int(each) for each in found["MB held"]]
 
 

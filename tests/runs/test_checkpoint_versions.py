@@ -193,10 +193,10 @@ def test_an_index_of_an_older_h5py_is_read_named_and_repaired(old, num_ranks):
         named.output
     )
     assert f"type mpitrain ckpt repair {step}\n" in named.output, named.output
-    assert "step 2: whole, but no valid HDF5; read 2 chunks" in named.output, named.output
+    assert "step 2: intact, but no valid HDF5; read 2 chunks" in named.output, named.output
     assert repaired.returncode == 0, repaired.output
     assert repaired.output.count("it was rewritten") == 1, repaired.output
-    assert whole.returncode == 0 and "step 2: whole; read 2 chunks" in whole.output, whole.output
+    assert whole.returncode == 0 and "step 2: intact; read 2 chunks" in whole.output, whole.output
     assert again.returncode == 0 and "nothing to repair in the index of step 2;" in " ".join(
         again.output.split()
     ), again.output
@@ -256,7 +256,7 @@ def test_a_repair_leaves_damage_of_arrays_visible(old):
     raw[place] ^= 1
     shard.write_bytes(raw)
     assert repair(str(old), 2, lambda text: None) == 0
-    with pytest.raises(CheckpointError, match="chunk 0 of parameters/w is altered"):
+    with pytest.raises(CheckpointError, match="chunk 0 of parameters/w is damaged"):
         verify(old / "step-00000002")
 
 
@@ -265,7 +265,7 @@ def test_a_damaged_step_is_not_repaired(old):
     before = sorted(old.rglob("*"))
     said = []
     assert repair(str(old), None, said.append) == 1
-    assert said == ["step-00000002: index.h5 or index.xxh3 is altered"]
+    assert said == ["step-00000002: index.h5 or index.xxh3 is damaged"]
     assert sorted(old.rglob("*")) == before
 
 

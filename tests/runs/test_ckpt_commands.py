@@ -164,7 +164,7 @@ def test_what_a_stranger_says_of_his_libraries_is_shown_not_obeyed(tmp_path):
 def test_ranks_that_see_different_checkpoints_are_reported(folder, tmp_path):
     """Folders of nodes that aren't shared, or a run that saves meanwhile.
 
-    Of one only would be said that it is whole.
+    Of one only would be said that it is intact.
     """
     save(tmp_path / "other" / "checkpoints", 30, arrays_of(31))
     code = (
@@ -181,7 +181,7 @@ def test_ranks_that_see_different_checkpoints_are_reported(folder, tmp_path):
     assert (
         done.returncode == 2
         and "ranks see different checkpoints" in done.output
-        and "whole" not in done.output
+        and "intact" not in done.output
     ), done.output
 
 
@@ -195,9 +195,9 @@ def test_a_step_that_a_run_removes_meanwhile_is_not_called_damaged(folder):
 
     assert verify_steps(TeamOfOne(), str(checkpoints), None, True, 1.0, say) == 0
     assert [line.split(";")[0] for line in said] == [
-        "step 10: whole",
+        "step 10: intact",
         "step 20: removed meanwhile",
-        "step 30: whole",
+        "step 30: intact",
     ]
 
 
@@ -218,18 +218,18 @@ def test_verify_names_every_altered_chunk(folder, num_ranks):
     ]
     newest, altered, every = run(*commands, num_ranks=num_ranks)
     assert newest.returncode == 0, newest.output
-    assert "step 30: whole; read 6 chunks, 3.3 MB" in newest.output, newest.output
+    assert "step 30: intact; read 6 chunks, 3.3 MB" in newest.output, newest.output
     assert altered.returncode == every.returncode == 1, every.output
-    assert "step-00000020: shard-00001.h5: chunk 2 of parameters/w is altered\n" in altered.output, (
+    assert "step-00000020: shard-00001.h5: chunk 2 of parameters/w is damaged\n" in altered.output, (
         altered.output
     )
-    assert "shard-00000.h5 or shard-00001.h5: chunk 0 of adam/m/w is altered\n" in altered.output, (
+    assert "shard-00000.h5 or shard-00001.h5: chunk 0 of adam/m/w is damaged\n" in altered.output, (
         altered.output
     )
-    assert altered.output.count("altered") == 2, altered.output
+    assert altered.output.count("is damaged") == 2, altered.output
     assert "step 20: damaged; read 6 chunks" in altered.output, altered.output
-    assert every.output.count("index.h5 or index.xxh3 is altered") == 1, every.output
-    assert "step 30: whole" in every.output, every.output
+    assert every.output.count("index.h5 or index.xxh3 is damaged") == 1, every.output
+    assert "step 30: intact" in every.output, every.output
 
 
 @LONG
@@ -402,7 +402,7 @@ def test_prune_removes_what_a_run_would(folder):
         ("prune", folder / "run", "--keep", 1),
     )
     assert (
-        "would remove 1 step (10); left would be 2 steps (20, 30)" in trial.output
+        "would remove 1 step (10); would keep 2 steps (20, 30)" in trial.output
         and "using step-00000020" in trial.output
     )
     assert (
@@ -419,8 +419,8 @@ def test_prune_keeps_the_best_steps_by_any_metric(folder):
     (folder / "run" / "metrics.jsonl").write_text("".join(lines))
     words = ("prune", folder / "run", "--keep", 1, "--best", 1, "--dry-run")
     by_loss, by_norm, unknown = run(words, (*words, "--best-by", "grad_norm"), (*words, "--best-by", "acc"))
-    assert "would remove 1 step (10); left would be 2 steps (20, 30)" in by_loss.output
-    assert "would remove 1 step (20); left would be 2 steps (10, 30)" in by_norm.output
+    assert "would remove 1 step (10); would keep 2 steps (20, 30)" in by_loss.output
+    assert "would remove 1 step (20); would keep 2 steps (10, 30)" in by_norm.output
     assert unknown.returncode == 2
     assert "grad_norm, val_loss; use one of these, or leave --best out" in " ".join(unknown.output.split())
 
@@ -456,7 +456,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, a
     assert (
         inspected.returncode == checked.returncode == 0
         and words in inspected.output
-        and "whole" in checked.output
+        and "intact" in checked.output
     )
     rewrite(TeamOfOne(), str(tmp_path / "old"), str(tmp_path / "new"), None, 1, lambda text: None)
     assert digest_of(tmp_path / "new", 2) == digest_of(OLD[version], 2)

@@ -61,7 +61,7 @@ MORE = [
 def growth(output: str) -> float:
     """Return the MB of rank 0 that were resident at most, above what there was before the model."""
     rows = {line.split("(")[0].strip(): line.split() for line in output.splitlines()}
-    most = next(words for name, words in rows.items() if name.startswith("resident at most"))
+    most = next(words for name, words in rows.items() if name.startswith("peak resident"))
     library = next(words for name, words in rows.items() if name.startswith("library"))
     if most[-1] == "-":
         pytest.skip("this system doesn't say")

@@ -265,7 +265,7 @@ REFUSED = {
     "gzip that holds no JSON": jsonl(
         {"a.gz": gzip.compress(b"x")},
         None,
-        "a.gz, line 1: found not JSON",
+        "a.gz, line 1: found invalid JSON",
         [],
         path="a.gz",
     ),
@@ -273,7 +273,7 @@ REFUSED = {
         {"a.jsonl": b"{\n", "b.jsonl": lines("b"), "c.jsonl": b'{"txt": "c"}'},
         *(
             None,
-            r"2 files .*a\.jsonl, line 1: found not JSON.*; .*c\.jsonl, line 1: found .*text_key says",
+            r"2 files .*a\.jsonl, line 1: found invalid JSON.*; .*c\.jsonl, line 1: found .*text_key says",
             [],
         ),
     ),

@@ -25,7 +25,7 @@ def test_layouts_are_measured_and_what_cannot_run_is_named(tmp_path):
     done = mpirun(2, MPITRAIN, "sweep", *MODEL, *words)
     assert done.returncode == 0, tail(done.output)
     title, head, *lines, refused = done.output.strip().splitlines()
-    assert title.startswith("2 of 3 layouts on 2 ranks, the fastest first; a step is the median of 2")
+    assert title.startswith("2 of 3 layouts on 2 ranks, fastest first; step times are medians of 2")
     assert head.split()[:4] == ["measured", "s", "predicted", "s"]
     assert refused.startswith(
         "refused: parallel.tp=3: parallel.tp = 3 x parallel.cp = 1, but mpirun started 2"
@@ -68,7 +68,7 @@ def test_sweep_prints_the_load_of_experts_of_each_layout(tmp_path):
     done = mpirun(2, MPITRAIN, "sweep", *MODEL, *words, "--out", str(out))
     assert done.returncode == 0, tail(done.output)
     title, head, *lines = done.output.strip().splitlines()
-    assert "load is rows of the rank of ep whose experts had most" in title
+    assert "load: rows of the most loaded ep rank" in title
     assert head.split()[-2:] == ["load", "layout"] and len(lines) == 3
     with open(out, encoding="utf-8") as text:
         alone, *folded = csv.DictReader(text)

@@ -76,7 +76,7 @@ def contents(folder):
 
 def metrics(folder):
     def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
+        raise AssertionError(f"{name} is invalid JSON")
 
     return [
         json.loads(line, parse_constant=refuse)

@@ -132,8 +132,8 @@ def test_damage_that_one_rank_finds_is_reported_once_and_all_resume_from_the_ste
     shard.write_bytes(content)
     done = run_tiny(2, run_dir, text, **SETTINGS | {"run_steps": 4, "parallel_pp": 2})
     assert done.returncode == 0, tail(done.output)
-    assert re.findall(r"step-\d+: shard-\d+\.h5: chunk \d+ of .* is altered", done.output)[1:] == []
-    assert done.output.count("is altered") == done.output.count("using step-00000002") == 1
+    assert re.findall(r"step-\d+: shard-\d+\.h5: chunk \d+ of .* is damaged", done.output)[1:] == []
+    assert done.output.count("is damaged") == done.output.count("using step-00000002") == 1
     assert loss_lines(run_dir) == loss_lines(folder / "staged") and digests(run_dir) == digests(
         folder / "staged"
     )

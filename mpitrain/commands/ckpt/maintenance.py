@@ -48,7 +48,7 @@ def _report(step: int, verified: VerifiedStep | None, sample: float, say: Callab
     _say_some(verified.damages, "", say)
     if verified.fault:
         say(verified.fault)
-    how = "whole" if sample == 1 else f"no damage in {sample:.1%} of the chunks, sampled at random"
+    how = "intact" if sample == 1 else f"no damage in {sample:.1%} of the chunks, sampled at random"
     how = "damaged" if verified.damages else how
     how += ", but no valid HDF5" if verified.fault else ""
     rate = verified.num_bytes / verified.seconds
@@ -159,7 +159,7 @@ def prune(
     left = [each for each in steps.committed if each not in gone]
     say(
         f"{'would remove' if dry_run else 'removed'} {_steps(gone)}; "
-        f"{'left would be' if dry_run else 'left are'} {_steps(left)}"
+        f"{'would keep' if dry_run else 'kept'} {_steps(left)}"
     )
     if unreadable := retention.unreadable:
         say(f"kept, since it can't be read: {_steps(unreadable)}; for details: mpitrain ckpt verify --all")

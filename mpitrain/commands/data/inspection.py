@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from mpitrain.data.statistics import CorpusStatistics, statistics_of
 from mpitrain.data.token_export import write_tokens
 from mpitrain.data.tokenizer import Tokenizer, load_tokenizer
 from mpitrain.data.tokens import DESCRIPTION, Description, describe, is_whole, open_ends, open_tokens
-from mpitrain.errors import DataError
+from mpitrain.errors import DataError, counted
 from mpitrain.inputs import is_there, os_errors_as, shown
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.training.corpora import PreparedCorpus, tokens_of_sources
@@ -140,5 +139,6 @@ def convert(path: str, target: str) -> str:
     """Write prepared tokens in the format of a file's suffix; return what was written."""
     with os_errors_as(DataError, f"--to {shown(target)} cannot be written"):
         refuse_file_of_a_run("--to", Path(target))
-        files: Any = write_tokens(folder_of_tokens(path), Path(target))
-    return f"written: {', '.join(map(shown, files))}"
+        folder = folder_of_tokens(path)
+        files = write_tokens(folder, Path(target))
+    return f"{counted(describe(folder).count, 'tokens', ',')} are written: {', '.join(map(shown, files))}"

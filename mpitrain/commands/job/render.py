@@ -267,7 +267,7 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
         + f"; each rank also in {shown(run.dir)}/logs/",
         "submit": f"{' '.join(scheduler.submit)} {as_argument(path)}",
         "watch": scheduler.watch,
-        "leave": f"{scheduler.leave}: the run stops with a checkpoint, and the job resubmits itself",
+        "requeue": f"{scheduler.leave}: the run stops with a checkpoint, and the job resubmits itself",
     }
     if asked.spare:
         spares = f"{counted(asked.spare, 'nodes')} more"

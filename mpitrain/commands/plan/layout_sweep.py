@@ -26,9 +26,7 @@ from mpitrain.plan.predict.memory_limit import computes_on_gpu, held_by_ranks
 from mpitrain.plan.predict.step_time.resolved_layout import layout_of
 from mpitrain.training.run_plan import ranks_of
 
-LOAD = (
-    ", load is rows of the rank of ep whose experts had most, over the mean (run.expert_load predicts by it)"
-)
+LOAD = "; load: rows of the most loaded ep rank over the mean (run.expert_load predicts by it)"
 COLUMNS = (
     Column("measured s", "measured_s", number), Column("predicted s", "predicted_s", number),
     Column("measured / predicted", "ratio", number), Column("speed", "speed", number),
@@ -147,9 +145,9 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
     columns = [column for column in COLUMNS if has_load or column.key != "expert_load"]
     title = (
         f"{len(measured)} of {counted(len(rows), 'layouts')} on {counted(world.size, 'ranks')}, "
-        "the fastest first; a step is "
-        f"the median of {asked.steps}, GB/rank are predicted, speed is that of products beside the "
-        f"steps as a share of what the machine's file says{LOAD if has_load else ''}:"
+        "fastest first; step times are "
+        f"medians of {asked.steps}, GB/rank are predicted; speed: of matrix products during the steps "
+        f"over that of the machine's file{LOAD if has_load else ''}:"
     )
     refused = [f"refused: {row.layout}: {row.refused}" for row in rows if row.refused]
     return "\n".join([title, *([tabled(columns, measured)] if measured else []), *refused])

@@ -75,7 +75,7 @@ class ScalingPoint(NamedTuple):
 def scaling_text(points: Sequence[ScalingPoint]) -> str:
     """Return a line for each number of ranks: step, tokens, share of the first one's speed."""
     first = next((each for each in points if each.layout), None)
-    lines = ["  ranks   s/step        80 %     tokens/s   efficiency   MFU  layout"]
+    lines = ["  ranks   s/step    p10-p90      tokens/s   efficiency MFU %  layout"]
     for each in points:
         if each.layout is None or first is None:
             lines.append(f"{each.ranks:>7}  none: {each.why}")

@@ -267,14 +267,14 @@ class PlanAnswer(PlannedLayouts):
     def as_text(self) -> str:
         best = self.best
         lines = [
-            f"{self.model.name}: {self.model.num_parameters / 1e9:.4g} billion parameters, "
-            f"{self.model.num_active / 1e9:.4g} active; {counted(self.ranks, 'ranks')} of "
+            f"{self.model.name}: {_short(self.model.num_parameters, 4)} parameters, "
+            f"{_short(self.model.num_active, 4)} active; {counted(self.ranks, 'ranks')} of "
             f"{self.rates.name}, {self.limit / 1e9:.3g} GB each; {best.layout.batch} x "
             f"{best.layout.sequence} tokens a step",
             *self.notes,
             binding(self.found.refused, self.found.tried, self.limit, is_empty=False),
             "",
-            "      s/step        80 %     MFU     80 %   HFU  GB/rank  layout",
+            "      s/step    p10-p90    MFU %  p10-p90 HFU % GB/rank   layout",
             *(self._line(number, each) for number, each in enumerate(self.chosen, start=1)),
             "",
             self._terms(),
@@ -365,20 +365,20 @@ class PlanAnswer(PlannedLayouts):
             return words + "no time is left between failures and saves"
         words += (
             f"and {self._save.describe()} every {found.save_every_s / 60:,.0f} minutes, "
-            f"{100 * found.share:.1f} % of the time trains: {within(found.days / found.share)} days"
+            f"{100 * found.share:.1f} % of the time is training: {within(found.days / found.share)} days"
         )
         copies = self._copies
         if not copies or copies.share <= found.share:
             return words
         return (
             f"{words}\nrecovery.every = {copies.every} and a spare node (mpitrain job slurm --spare 1): "
-            f"{100 * copies.share:.1f} % of the time trains: {within(found.days / copies.share)} days"
+            f"{100 * copies.share:.1f} % of the time is training: {within(found.days / copies.share)} days"
         )
 
 
-def _short(number: float) -> str:
-    """Return a number with three digits and its thousands as a letter or word."""
+def _short(number: float, digits: int = 3) -> str:
+    """Return a number of few digits with the word of its size."""
     for size, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
         if number >= size:
-            return f"{number / size:.3g}{word}"
+            return f"{number / size:.{digits}g}{word}"
     return f"{number:,.0f}"

@@ -132,7 +132,7 @@ def loaded(line: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte {error.start:,} of the line)") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON ({shown(error.msg)}, character {error.pos:,})") from None
+        raise ValueError(f"invalid JSON ({shown(error.msg)}, character {error.pos:,})") from None
     except RecursionError:
         raise ValueError("brackets within brackets, too deep") from None
 

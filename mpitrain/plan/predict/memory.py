@@ -18,7 +18,7 @@ messages      windows of shared memory, scratch for sums, what travels between p
 host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on
               their way back; activations, in buffers that each stage keeps for the next step
               (16-bit ones but for norms' factors, which are fp32)
-copy to save  in host memory: masters and moments, from which a thread saves
+snapshot      in host memory: masters and moments, from which a thread saves
               (plan/predict/snapshot_bytes.py)
 """
 
@@ -40,7 +40,7 @@ from mpitrain.plan.predict.message_memory import message_bytes
 from mpitrain.plan.predict.pool_sizes import needed_by
 from mpitrain.plan.settings.pipeline_table import turn_of
 
-COPY = "copy to save"
+SNAPSHOT = "snapshot"
 
 
 class MemoryUsage(NamedTuple):

@@ -11,7 +11,7 @@ from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory import COPY, PARTS, MemoryUsage, moment_bytes
+from mpitrain.plan.predict.memory import PARTS, SNAPSHOT, MemoryUsage, moment_bytes
 from mpitrain.plan.predict.memory_limit import MemoryLimit
 from mpitrain.plan.predict.process_memory import ON_A_GPU, ProcessMemory
 
@@ -24,14 +24,14 @@ MEANING = {
     "working": "temporaries of one forward or backward",
     "messages": "buffers of communication",
     "host": "offloaded",
-    COPY: "in host memory",
+    SNAPSHOT: "in host memory, to save from",
     "staged": "pinned copies of messages, in host memory",
     "library": "Python, torch, MPI, data",
-    "first uses": "of torch, MPI and HDF5, kept",
+    "lazy initialization": "of torch, MPI and HDF5, kept",
     "kernels": "of oneDNN, one for each shape in 16 bits",
-    "holes": "heap fragmentation",
+    "fragmentation": "free pieces of the heap",
 }
-OF_A_PROCESS = "library", "first uses", "kernels", "holes"
+OF_A_PROCESS = "library", "lazy initialization", "kernels", "fragmentation"
 STAGED = "staged"
 IN_MEMORY = "copies in memory of the node (recovery.every)"
 UNCOUNTED = "working", STAGED, *OF_A_PROCESS[1:]  # by a run; they are in what is resident
@@ -54,7 +54,7 @@ def table_of_usage(
     staged: pinned memory of messages, where MPI can't read a GPU's.
     in_memory: copies of the state in memory of the node.
     """
-    names = *PARTS, COPY, *OF_A_PROCESS
+    names = *PARTS, SNAPSHOT, *OF_A_PROCESS
     columns = [
         (*usage, copy, *process) for usage, copy, process in zip(usages, copies, processes, strict=True)
     ]
@@ -155,9 +155,9 @@ def compared(
     in_memory: copies of the state in memory of the node, predicted and measured.
 
     bare, most: bytes of the process that no file backs, before it has a model and at most; None:
-    nobody knows. What one block works with, first uses, kernels and holes are measured in the last alone.
+    nobody knows. What one block works with and all of a process are measured in the last alone.
     """
-    names = *PARTS, COPY, STAGED, *OF_A_PROCESS
+    names = *PARTS, SNAPSHOT, STAGED, *OF_A_PROCESS
     columns = ((*predicted, copies[0], staged, *process), (*measured, copies[1], 0, bare or 0, 0, 0, 0))
     rows = [
         MemoryRow(_meant(name), expected, None if name in UNCOUNTED else counted)
@@ -165,7 +165,7 @@ def compared(
         if expected or counted
     ]
     resident = on_host(predicted, copies[0], staged) if on_gpu else sum(columns[0])
-    rows.append(MemoryRow("resident at most", resident, most))
+    rows.append(MemoryRow("peak resident", resident, most))
     return [*rows, *([MemoryRow(IN_MEMORY, *in_memory)] if any(in_memory) else [])]
 
 

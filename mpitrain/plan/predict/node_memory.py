@@ -120,7 +120,7 @@ def _bytes_saved(config: ResolvedConfig) -> int:
 
 
 def _state_phrases(config: ResolvedConfig) -> tuple[str, str]:
-    """Return what a message says of the state, with the copy to save from, and what to do without it."""
+    """Return what a message says of the state, with the snapshot, and what to do without it."""
     state, copy, without = "weights, gradients and moments", "", ""
     if config.run.shards == "one":
         copy, without = ", and a copy of the whole model to save from", ', or run.shards = "rank"'

@@ -4,7 +4,7 @@ torch rounds each block up to a power of two, gives none back to the system, and
 buffers of its size. So what counts is how many of a size are on their way at once: at most all
 gradients of a rank, and after them all weights. The messages of other axes are small against those.
 Measured on one NVIDIA H200 by two ranks of llama3.2-1b with ZeRO-1, 2026-11-26: 10.0 GB; from here:
-8.1, and 0.8 GB by which the copy to save is rounded up.
+8.1, and 0.8 GB by which the snapshot is rounded up.
 """
 
 from collections import Counter

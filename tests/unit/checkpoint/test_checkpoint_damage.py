@@ -72,7 +72,7 @@ DAMAGE = {
     "shard-00001.h5 has": lambda step: cut(step / "shard-00001.h5"),
     "index.h5 is missing": lambda step: (step / "index.h5").unlink(),
     "index.xxh3 is missing": lambda step: (step / "index.xxh3").unlink(),
-    "index.h5 or index.xxh3 is altered": lambda step: (step / "index.h5").write_bytes(b"garbage"),
+    "index.h5 or index.xxh3 is damaged": lambda step: (step / "index.h5").write_bytes(b"garbage"),
     "index.h5 or index.xxh3 cannot be read": lambda step: (step / "index.xxh3").write_bytes(b"\xff\xfe"),
 }
 
@@ -105,7 +105,7 @@ def test_flipped_bit_of_an_array_is_named_with_its_chunk(folder, shard, at, file
     step = folder / "step-00000030"
     start, size = place(step, shard)
     flip(step / shard, start + at % size)
-    assert refused(folder)[0] == f"step-00000030: {files}: chunk {chunk} of parameters/w is altered"
+    assert refused(folder)[0] == f"step-00000030: {files}: chunk {chunk} of parameters/w is damaged"
 
 
 @pytest.mark.few_cases(2)
@@ -205,7 +205,7 @@ def test_shards_of_another_step_are_refused(folder):
     (folder / "step-00000030" / "shard-00000.h5").write_bytes(
         (folder / "step-00000020" / "shard-00000.h5").read_bytes()
     )
-    assert "shard-00000.h5: chunk 0 of adam/m/0 is altered" in refused(folder)[0]
+    assert "shard-00000.h5: chunk 0 of adam/m/0 is damaged" in refused(folder)[0]
 
 
 def test_open_step_notices_lost_bytes_without_reading_data(folder):
@@ -220,7 +220,7 @@ def test_altered_index_never_reaches_hdf5(folder):
     whole = index.read_bytes()
     for position in range(0, len(whole), 7):
         flip(index, position)
-        with pytest.raises(CheckpointError, match=r"index\.h5 or index\.xxh3 is altered"):
+        with pytest.raises(CheckpointError, match=r"index\.h5 or index\.xxh3 is damaged"):
             open_step(folder, 30)
         index.write_bytes(whole)
 

@@ -124,7 +124,7 @@ def test_the_best_step_has_the_least_loss_and_is_whole(folder, tmp_path_factory)
     assert best_step(folder) == 20
     empty = tmp_path_factory.mktemp("empty")
     save(empty, 10)
-    with pytest.raises(CheckpointError, match="found no whole step that was validated"):
+    with pytest.raises(CheckpointError, match="found no intact step that was validated"):
         best_step(empty)
 
 

@@ -101,7 +101,7 @@ def answer(content="yes"):
 
 
 WRONG = {
-    "line 2: found not JSON": "{",
+    "line 2: found invalid JSON": "{",
     "found no object": "3",
     'an object without "messages" and without "completion", but prompt': {"prompt": "a"},
     'an object without "messages" and without "prompt", but text': {"text": "a"},

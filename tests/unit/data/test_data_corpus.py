@@ -189,8 +189,8 @@ WRONG = {
     '{"text": 5}': 'a number under the key "text"',
     '{"text": ["a"]}': 'an array under the key "text"',
     '{"text": "\\ud83d end"}': r'half of a character that JSON writes as two \(.ud83d\) under the key "text"',
-    '{"text": "cut': r"not JSON \(Unterminated string starting at, character 9\)",
-    '{"text": "a"}\r{"text": "b"}': r"not JSON \(Extra data",
+    '{"text": "cut': r"invalid JSON \(Unterminated string starting at, character 9\)",
+    '{"text": "a"}\r{"text": "b"}': r"invalid JSON \(Extra data",
 }
 
 
@@ -240,7 +240,7 @@ def test_damaged_lines_are_counted_and_the_first_of_each_file_named(tmp_path):
     write(tmp_path / "c.jsonl", "null")
     with pytest.raises(
         DataError,
-        match=r"a.jsonl, line 2: found not JSON .* \(and 2 lines more\); .*c.jsonl, line 1: found null",
+        match=r"a.jsonl, line 2: found invalid JSON .* \(and 2 more lines\); .*c.jsonl, line 1: found null",
     ):
         read("jsonl", tmp_path)
 

@@ -112,7 +112,7 @@ def test_masks_that_are_0_everywhere_are_refused(folder, tmp_path):
 
 def test_a_damaged_line_is_counted_up_to_a_limit(folder, tmp_path):
     (folder / "a.jsonl").write_text('{"text": "one"}\nbroken\n{"text": "two"}\n{"text": null}\n')
-    with pytest.raises(DataError, match=r"a\.jsonl, line 2: found not JSON .* \(and 1 line more\)"):
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2: found invalid JSON .* \(and 1 more line\)"):
         prepared(tmp_path / "a", "jsonl", folder)
     with pytest.raises(DataError, match=r"a\.jsonl, line 4: found null"):
         prepared(tmp_path / "b", "jsonl", folder, damaged=1)

@@ -46,9 +46,9 @@ def test_every_part_of_a_process_has_a_row():
         "working",
         "messages",
         "library",
-        "first uses",
+        "lazy initialization",
         "kernels",
-        "holes",
+        "fragmentation",
     ):
         assert f"\n  {row}" in text, row
     assert "by parallel.zero: " in text and "by memory.recompute: " in text and "and fit, with" in text
@@ -133,7 +133,7 @@ def test_the_table_at_the_end_has_the_peak_of_the_process_next_to_its_prediction
     activations = next(line for line in text.splitlines() if "activations" in line)
     last = text.splitlines()[-1]
     assert activations.split()[-2:] == [f"{usage.activations / 1e6:,.2f}", "1.00"]
-    assert last.split()[-1] == "180.00" and "resident at most" in last
+    assert last.split()[-1] == "180.00" and "peak resident" in last
     assert compare(compared(usage, usage, (0, 0), NO_MORE, None, None)).splitlines()[-1].split()[-1] == "-"
 
 
@@ -152,7 +152,7 @@ H200_GIVEN = (
 
 @LONG
 def test_messages_that_are_staged_take_what_an_h200_s_host_had():
-    """18,702.81 MB of each of two ranks, 2026-11-26; the copy to save is rounded up there, too."""
+    """18,702.81 MB of each of two ranks, 2026-11-26; the snapshot is rounded up there, too."""
     text = show_memory(None, (*H200_GIVEN, "parallel.zero=1"), 2)
     staged = next(line for line in text.splitlines() if "messages staged there" in line).split()[-1]
     assert float(staged.replace(",", "")) == pytest.approx(18_702.81, rel=0.12)

@@ -73,7 +73,7 @@ def test_a_plan_says_what_copies_in_memory_leave():
     assert found["share"] < found["copies"]["share"] < 1
     share = 100 * found["copies"]["share"]
     assert f"\nrecovery.every = {found['copies']['every']} and a spare node" in said, said
-    assert f"{share:.1f} % of the time trains" in said, said
+    assert f"{share:.1f} % of the time is training" in said, said
     one_node = CliRunner().invoke(cli, [*words[:3], "8", *words[4:], "--json"]).output
     assert json.loads(one_node)["training"]["copies"] is None
 
@@ -104,12 +104,12 @@ def test_what_a_save_takes_is_stated_measured_or_a_guess():
     num_bytes = 12 * SHAPE.num_parameters
     blocking = save_times(SHAPE, LAYOUT, H100, blocking=True)
     assert blocking.stall_s == blocking.took_s == pytest.approx(num_bytes / (8 * 1e9))
-    assert "(a guess)" in blocking.describe() and "stop training" not in blocking.describe()
+    assert "(assumed)" in blocking.describe() and "stall training" not in blocking.describe()
     known = H100._replace(storage_write=4e9)
     assert save_times(SHAPE, LAYOUT, known, True).took_s == pytest.approx(num_bytes / (8 * 4e9))
     assert f"(by storage.write of {H100.name})" in save_times(SHAPE, LAYOUT, known, True).describe()
     stated = save_times(SHAPE, LAYOUT, known, False, stated_s=0.5)
-    assert stated.stall_s == 0.5 and stated.describe().endswith("that stop training for 0.5 s (as stated)")
+    assert stated.stall_s == 0.5 and stated.describe().endswith("that stall training for 0.5 s (as stated)")
     long = save_times(SHAPE, LAYOUT, known, False, stated_s=1e4)
     assert long.took_s == long.stall_s == 1e4
 
@@ -117,7 +117,7 @@ def test_what_a_save_takes_is_stated_measured_or_a_guess():
 def test_the_stall_of_a_save_in_the_background_is_the_copy_of_a_ranks_part():
     part = 12 * SHAPE.num_parameters / 64  # ZeRO-1: each rank has its own
     guessed, measured = (save_times(SHAPE, LAYOUT, machine, False) for machine in (H100, MEASURED))
-    assert guessed.stall_s == pytest.approx(part / 2e10, rel=0.01) and guessed.stall_source == "a guess"
+    assert guessed.stall_s == pytest.approx(part / 2e10, rel=0.01) and guessed.stall_source == "assumed"
     assert measured.stall_s == pytest.approx(part / MEASURED.host_copy, rel=0.01)
     assert measured.stall_source == "predicted"
     whole = save_times(SHAPE, LAYOUT._replace(zero=0), MEASURED, False)
@@ -142,9 +142,9 @@ WORDS = (
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ((), "saves of 12 s (a guess) that stop training for"),
-        (("--save-s", "2.5"), "saves of 12 s (a guess) that stop training for 2.5 s (as stated)"),
-        (("--set", "run.save=blocking"), "saves of 12 s (a guess) every"),
+        ((), "saves of 12 s (assumed) that stall training for"),
+        (("--save-s", "2.5"), "saves of 12 s (assumed) that stall training for 2.5 s (as stated)"),
+        (("--set", "run.save=blocking"), "saves of 12 s (assumed) every"),
     ],
 )
 def test_plan_says_what_a_save_costs(more, said):

@@ -27,7 +27,7 @@ def _worked(report: Report) -> None:
     model = "--set model.preset=llama3-8b --set data.sequence=8192 --set batch.global=512"
     planned = f"mpitrain plan --ranks 64 --machine h100-80gb {model} --set precision.compute=bf16"
     printed = report.run(f"{planned} --tokens 1T --node-hours 20000")
-    stall = figure(r"stop training for ([\d.]+) s", printed)
+    stall = figure(r"stall training for ([\d.]+) s", printed)
     every = figure(r"every (\d+) minutes", printed)
     job = {"H": 20_000, "n": 8}
     rows = [
