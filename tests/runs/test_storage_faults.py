@@ -73,7 +73,7 @@ def test_a_failing_disk_leaves_what_prune_says(tmp_path, monkeypatch, library):
         assert [int(step) for step in sorted(named)] == whole, fault
         if fault["code"] == 2 and "cannot be removed" in fault["text"]:
             step, state = re.search(r"step (\d) cannot be removed, it (.*?):", fault["text"]).groups()
-            assert (int(step) in whole) is (state == "is whole"), fault
+            assert (int(step) in whole) is (state == "is intact"), fault
             assert ("removed before: step 2" in fault["text"]) is (2 not in whole and step == "4"), fault
         elif fault["code"] == 2:
             assert there == kept and fault["text"].count("Error: ") == 1, fault
