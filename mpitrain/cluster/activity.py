@@ -15,17 +15,14 @@ SHARE = 0.05  # of a core, that tells work from waiting: there may be many more 
 
 @dataclass
 class Activity:
-    """Whether a rank does anything where it is.
-
-    worked: when it was last seen to; used: of the machine, by the last look.
-    """
+    """Whether a rank does anything. worked: when it was last seen to.  used: of the machine."""
 
     worked: float = 0.0
     looked: float = 0.0
     used: tuple[int, float] = (0, 0.0)
 
     def idle_s(self, where: Where, now: float) -> float:
-        """Return for how long the rank is where it is; while it is BUSY, for how long it has done nothing."""
+        """Return for how long it is where it is; while BUSY, for how long it has done nothing."""
         if where.phase in STEPPING:
             return now - where.since - STEP_GRACE_S
         if where.state not in (BUSY, LEFT):

@@ -1,6 +1,4 @@
-"""When the time that this job was given is over: as the scheduler says, and as the user does.
-
-The earlier of the two counts.
+"""When the time that this job was given is over: the earlier of what scheduler and user say.
 
     MPITRAIN_JOB_END  seconds since 1970; jobs/ sets it where the scheduler tells its jobs nothing
                       (PBS, LSF, Kubernetes)
@@ -12,9 +10,8 @@ The earlier of the two counts.
                       from the start of this process
     run.time_limit    of the user, from the start of this process
 
-An end is kept on a clock that nobody sets (now()). What is said as a time of day is converted once,
-when it is read: a time of day that is set later, by hand or by NTP, makes no run leave early, and
-none train for ever.
+An end is kept on a clock that nobody sets (now()). A time of day is converted once, when read:
+clocks are set later, by hand or by NTP.
 
 Sources: sbatch(1), squeue(1), "Job Array Support" and "Heterogeneous Job Support" of Slurm,
 flux-job(1), bjobs(1), "Job Arrays" of LSF, qstat(1B), and qsub(1B) of Torque.
@@ -36,11 +33,9 @@ from mpitrain.inputs import shown
 ANSWER_S = 10.0  # a scheduler that takes longer is asked no more
 UNLIMITED_S = 2**32 - 2  # what Flux says of a job without a limit, or more
 FIRST_PROCESS_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of Linux
-# in seconds since 1970; what lies after it is a mistake, such as milliseconds
-YEAR_10000 = 253_402_300_800
+YEAR_10000 = 253_402_300_800  # in seconds since 1970; later is a mistake, such as milliseconds
 OWN = "MPITRAIN_JOB_END"
-# Linux has the former; macOS' CLOCK_MONOTONIC counts on, too
-CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS' MONOTONIC counts on, too
 
 
 class End(NamedTuple):
@@ -75,18 +70,12 @@ class Allotted(NamedTuple):
 
 
 def allotted(end: End | None, margin_s: float) -> Allotted | None:
-    """Return the time of a job that begins now.
-
-    At most half of a short one is left unused, or it would do nothing at all.
-    """
+    """Return the time of a job that begins now; of a short one at most half is left unused."""
     return None if end is None else Allotted(end, min(margin_s, max(0.0, end.left_s) / 2))
 
 
 def now() -> float:
-    """Return the seconds of a clock that nobody sets.
-
-    It counts on while a machine sleeps, as the time of an allocation does.
-    """
+    """Return the seconds of a clock that nobody sets; it counts on while a machine sleeps."""
     return time.clock_gettime(CLOCK)
 
 
@@ -105,15 +94,10 @@ def end_of_allocation(
     environment: Mapping[str, str] = os.environ,
     note: Callable[[str], object] = lambda text: None,
 ) -> End | None:
-    """Return when this job has to be gone, or None if nobody says.
+    """Return when this job has to be gone, or None. May start the scheduler's command.
 
-    May start the scheduler's own command, and waits for it a while.
-
-    time_limit: run.time_limit, "" for none.
-    note: is given an end that is left out because it can't be.
-
-    An end that is over is another job's, left in the environment of a shell.
-    Raises ConfigError as end_of_user() does.
+    time_limit: run.time_limit, "" for none.  note: is given an end that is left out.
+    Raises ConfigError as end_of_user() does. An end that is over is another job's, left in a shell.
     """
     ends = [end_after(seconds_of(time_limit) - age_s(), "run.time_limit")] if time_limit else []
     for said in _scheduler_ends(environment, note):
@@ -125,10 +109,7 @@ def end_of_allocation(
 
 
 def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
-    """Return the end that the user's variable says, or None without it.
-
-    Raises ConfigError unless it is a time since 1970.
-    """
+    """Return what MPITRAIN_JOB_END says, or None. Raises ConfigError for no time since 1970."""
     text = environment.get(OWN, "")
     if not text:
         return None
@@ -141,10 +122,9 @@ def end_of_user(environment: Mapping[str, str] = os.environ) -> End | None:
 
 
 def seconds_of(text: str, name: str = "run.time_limit") -> float:
-    """Return a time limit in seconds. name: what the user calls it.
+    """Return the seconds of a limit, [days-]hours:minutes:seconds. Raises ConfigError, also for 0.
 
-    Raises ConfigError unless it is hours:minutes:seconds, perhaps after days and a dash, and not
-    nothing.
+    name: what the user calls it.
     """
     match = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,5}):([0-5]\d):([0-5]\d)", text, re.ASCII)
     if match is None or not text.strip("0:-"):
@@ -152,22 +132,24 @@ def seconds_of(text: str, name: str = "run.time_limit") -> float:
             f'{name} = "{shown(text)}": expected hours:minutes:seconds, such as "12:00:00", or with days '
             'before it, such as "2-00:00:00"'
         )
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
+    return _seconds_in(match)
+
+
+def _seconds_in(match: re.Match[str]) -> float:
+    """Return the seconds of days, hours, minutes and seconds, of which some may be missing."""
+    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def age_s() -> float:
-    """Return for how long this process has been there.
-
-    On a busy file system Python alone takes minutes to start.
-    """
+    """Return this process's age: on a busy file system Python takes minutes to start."""
     with suppress(OSError):  # no Linux
         return now() - int(stat_of("self").fields[19]) / os.sysconf("SC_CLK_TCK")
     return 0.0
 
 
 def _scheduler_ends(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
-    """Yield what the scheduler of this job says, the best source first."""
+    """Yield what the scheduler says, the best source first."""
     if own := end_of_user(environment):
         yield own
     yield from _slurm_ends(environment, note)
@@ -177,9 +159,8 @@ def _scheduler_ends(environment: Mapping[str, str], note: Callable[[str], object
         # all elements of an array have its LSB_JOBID; 0: no array
         index = environment.get("LSB_JOBINDEX", "0")
         element = job if index == "0" else f"{job}[{index}]"
-        hours = re.match(
-            r"(\d+):(\d\d)\b", _answer("bjobs", "-noheader", "-o", "time_left", element), re.ASCII
-        )
+        answer = _answer("bjobs", "-noheader", "-o", "time_left", element)
+        hours = re.match(r"(\d+):(\d\d)\b", answer, re.ASCII)
         yield from _from_now(float(hours[1]) * 3600 + float(hours[2]) * 60 if hours else None, "bjobs")
     if job := environment.get("PBS_JOBID"):
         yield from _pbs_ends(_answer("qstat", "-f", job))
@@ -188,36 +169,28 @@ def _scheduler_ends(environment: Mapping[str, str], note: Callable[[str], object
 
 
 def _slurm_ends(environment: Mapping[str, str], note: Callable[[str], object]) -> Iterator[End]:
-    """Yield what Slurm says of this job.
-
-    A shell keeps the variables of a job that it was started in, and programs started there much
-    later inherit them: the end of that job would be taken for this one's.
-    """
+    """Yield what Slurm says of this job. Shells in jobs hand on variables to what isn't in them."""
     job = environment.get("SLURM_JOB_ID", "")
     end = environment.get("SLURM_JOB_END_TIME", "")
     if not job and not end.isdecimal():
         return
     if not _runs_under_slurm(environment):
         inherited = "this process isn't in that job, it only inherited its variables"
-        note(
-            f"the end of Slurm's job {shown(job or '?')} is ignored: {inherited}; set {OWN} if it should "
-            "count"
-        )
+        why = f"{inherited}; set {OWN} if it should count"
+        note(f"the end of Slurm's job {shown(job or '?')} is ignored: {why}")
         return
     if end.isdecimal():
         yield end_at(float(end), "SLURM_JOB_END_TIME")
     if job:
-        yield from _from_now(
-            _clock(_line_of(job, _answer("squeue", "-h", "-j", job, "-o", "%A %L"))), "squeue"
-        )
+        answer = _answer("squeue", "-h", "-j", job, "-o", "%A %L")
+        yield from _from_now(_clock(_line_of(job, answer)), "squeue")
 
 
 def _runs_under_slurm(environment: Mapping[str, str]) -> bool:
-    """Return whether this process is in the job that the environment names, as far as can be seen.
+    """Return whether this process is in the job that the environment names.
 
-    A job's processes have slurmstepd above them, or its cgroup. Those that a launcher started by
-    ssh have neither, but run on the job's nodes. In a container with processes of its own nothing
-    can be seen, and the environment is believed.
+    A job's processes have slurmstepd above them, or its cgroup. Those of ssh have neither, but
+    run on the job's nodes. In a container with its own processes the environment is believed.
     """
     if (
         any(name == "slurmstepd" for _, name in parents_of(os.getpid()))
@@ -226,10 +199,8 @@ def _runs_under_slurm(environment: Mapping[str, str]) -> bool:
     ):
         return True
     nodes = environment.get("SLURM_JOB_NODELIST", "")
-    return (
-        bool(nodes)
-        and socket.gethostname().partition(".")[0] in _answer("scontrol", "show", "hostnames", nodes).split()
-    )
+    own = socket.gethostname().partition(".")[0]
+    return bool(nodes) and own in _answer("scontrol", "show", "hostnames", nodes).split()
 
 
 def _in_cgroup_of_slurm() -> bool:
@@ -252,16 +223,15 @@ def _pbs_ends(output: str) -> Iterator[End]:
     seconds = _clock(limit[1]) if limit else None
     if start and seconds is not None:
         with suppress(ValueError, OverflowError):
-            yield end_at(
-                time.mktime(time.strptime(start[1].strip(), "%a %b %d %H:%M:%S %Y")) + seconds, "qstat"
-            )
+            began = time.mktime(time.strptime(start[1].strip(), "%a %b %d %H:%M:%S %Y"))
+            yield end_at(began + seconds, "qstat")
 
 
 def _line_of(job: str, output: str) -> str:
-    """Return what squeue tells of one job; "" if nothing.
+    """Return what squeue says of one job; "" if nothing.
 
-    The last task of an array has the array's id, and the first component of a heterogeneous job
-    that of the whole: asked for it, squeue tells of all the others, too.
+    It lists others, too: the last task of an array has the array's id, and the first component of a
+    heterogeneous job that of the whole.
     """
     match = re.search(rf"^{re.escape(job)} (.+)$", output, re.MULTILINE)
     return match[1] if match else ""
@@ -292,7 +262,4 @@ def _number(text: str) -> float | None:
 def _clock(text: str) -> float | None:
     """Return the seconds of [[days-]hours:]minutes:seconds; None of anything else, such as UNLIMITED."""
     match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text, re.ASCII)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return _seconds_in(match) if match else None

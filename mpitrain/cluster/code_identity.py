@@ -26,7 +26,7 @@ def code() -> dict[str, str]:
 
 
 def code_of_plugins(config: Config) -> dict[str, str]:
-    """Return digests of the modules of the user's own that a configuration names."""
+    """Return digests of the plug-ins' modules that a configuration names."""
     sources = plugins.sources(msgspec.to_builtins(config))
     return {f"the code of {name}": hashlib.sha256(text).hexdigest()[:12] for name, text in sources.items()}
 
@@ -38,10 +38,7 @@ def digest(*parts: str) -> str:
 
 @cache  # a rank compares its code and writes it into checkpoints: the code that it has begun with
 def _digest_of_sources() -> str:
-    """Digest every source file of the three packages, by its place in them.
-
-    Where they are installed doesn't count.
-    """
+    """Digest every source file of the three packages, by its place in them."""
     hasher = hashlib.sha256()
     for package in (mpitrain, mpitrain.comm, mpitrain.schedules):
         folder = Path(package.__file__).parent

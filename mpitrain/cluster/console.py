@@ -1,10 +1,8 @@
-"""Where a watchdog speaks: on the standard error of the launcher itself, where that runs on this node.
+"""Where a watchdog speaks: on the launcher's own standard error, if it is on this node, else its own.
 
-Else on its own.
-
-What ranks and their watchdog write goes through the launcher. That of Open MPI reads no more of it
-once a rank has ended with an exit code; the proxy of MPICH's ends itself when a rank has gone that
-it was about to answer in MPI_Init: the reason would be lost with the rest.
+What ranks write goes through the launcher, and may be lost. Open MPI's reads no more once a rank
+has ended with an exit code; MPICH's proxy ends when a rank has gone that it was about to
+answer in MPI_Init.
 
 Imports little: the watchdog starts in milliseconds.
 """
@@ -64,7 +62,7 @@ def write(descriptor: int, text: str) -> None:
 
 
 def _columns(descriptor: int) -> int:
-    """Return the columns of the terminal that shows what is written; 0 for a file, or if there is none."""
+    """Return the columns of the terminal that shows it; 0 for a file, or if there is none."""
     try:
         return os.get_terminal_size(descriptor).columns
     except OSError:  # a file; or the launcher's pipe, which may lead to a terminal
@@ -72,7 +70,7 @@ def _columns(descriptor: int) -> int:
 
 
 def _erasure(descriptor: int) -> str:
-    """Return what removes the live line of a step from a terminal: a report would follow on its line."""
+    """Return what removes the live line of a step from a terminal."""
     is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     is_seen = os.isatty(descriptor) or (not is_file and sys.stderr.isatty())
     return "\r\x1b[K" if is_seen and os.environ.get("TERM", "dumb") != "dumb" else ""

@@ -9,11 +9,10 @@ HINTS = {
     "Open MPI": "OMPI_MCA_mpi_yield_when_idle=true",
 }
 MANY = 32  # ranks on a node, from which on the memory of each counts
-# with which a rank takes less memory: 5 MB of MPICH's UCX, a megabyte of cells for messages on its
-# node, of which each of many ranks fills few, and 2 MB of Python's docstrings
+# of a rank: 5 MB of MPICH's UCX, 1 MB of cells for messages on its node, 2 MB of docstrings
 SMALLER = {
     "MPICH": "MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_CH4_ROOTS_ONLY_PMI=1 "
-    "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_NUM_CELLS=8 PYTHONOPTIMIZE=2",
+    "MPIR_CVAR_CH4_SHM_POSIX_IQUEUE_NUM_CELLS=8 PYTHONOPTIMIZE=2"
 }
 
 
@@ -22,10 +21,8 @@ def crowded(vendor: str, ranks: int, cores: int) -> str:
     settings = _unset(HINTS, vendor)
     if ranks <= cores or not settings:
         return ""
-    return (
-        f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}: set {settings}, or waiting ranks "
-        "take the cores from working ones"
-    )
+    crowd = f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}"
+    return f"{crowd}: set {settings}, or waiting ranks take the cores from working ones"
 
 
 def many(vendor: str, ranks: int, cores: int) -> str:
@@ -34,10 +31,8 @@ def many(vendor: str, ranks: int, cores: int) -> str:
     if ranks < MANY or ranks <= cores or not smaller:
         return ""
     settings = " ".join(filter(None, [smaller, _unset(HINTS, vendor)]))
-    return (
-        f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}: env {settings} mpirun ... saves "
-        "8 MB a rank, and time"
-    )
+    crowd = f"{counted(ranks, 'ranks')} on {counted(cores, 'cores')}"
+    return f"{crowd}: env {settings} mpirun ... saves 8 MB a rank, and time"
 
 
 def _unset(hints: dict[str, str], vendor: str) -> str:

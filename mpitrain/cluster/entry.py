@@ -16,9 +16,7 @@ from mpitrain.plan.declared.screen import columns, folded
 LIBRARIES = {  # what they read from the environment when they load
     # one document at a time: threads would have nothing to do, and forks are warned of
     "TOKENIZERS_PARALLELISM": "false",
-    # Open MPI's wheel reports an error for each window of shared memory, which that component
-    # doesn't make anyway
-    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_osc": "^ucx",  # of Open MPI's wheel: an error for each window of shared memory
 }
 PATIENCE_S = 5  # of ranks that have nothing to show
 
@@ -33,9 +31,8 @@ def settle_libraries() -> None:
 def loading() -> Iterator[None]:
     """Load modules without garbage collection; what there is then is never looked through again.
 
-    Torch makes half a million objects that stay to the end. To look through them while it loads,
-    once after it, and when the process ends took 0.4 of the 2.6 s of one rank and one step (Intel
-    Xeon, 2026-11-27).
+    For torch's half a million objects that took 0.4 of the 2.6 s of one rank and step (Intel Xeon,
+    2026-11-27).
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -50,8 +47,7 @@ def loading() -> Iterator[None]:
 def on_first_rank(show: Callable[[], None], code: int) -> int:
     """Show an error on the first rank only, if the launcher says which one it is; return the exit code.
 
-    Open MPI's launcher ends a job with the first rank that fails, and what rank 0 was about to show
-    would be lost. Ranks that MPI connects leave together; before that, the others give it time.
+    Before MPI connects them, others give it time: Open MPI ends a job with the first that fails.
     """
     launch = launchers.launch()
     copy = launchers.torchrun()

@@ -39,18 +39,14 @@ from mpitrain.errors import (
     on_all_ranks,
 )
 
-# that a rank whose message has failed waits: the other one may be gone, and the watchdog names it
-MISS_S = 1.0
+MISS_S = 1.0  # for the watchdog to name the other rank, where a message has failed
 LIMIT_S = 600.0  # until the configuration is read
 FORWARD_S = 0.05  # for a launcher to write what ranks have said before what the watchdog says
 
 
 class Guard:
-    """Of one rank.
+    """Of one rank. place: where it is.  requests: why it has to leave.  watchdog: of its node.
 
-    place: where it is.
-    requests: why it has to leave.
-    watchdog: the one of its node.
     finalizes: whether leaving calls MPI_Finalize.
     """
 
@@ -60,8 +56,7 @@ class Guard:
         self.place = RankStatus(rank, f"rank {rank} of {size}", LIMIT_S)
         self.watchdog = WatchdogClient(self.place)
         self.requests = LeaveRequests()
-        for name in ASKS:
-            # nohup, and shells that start something in the background, ignore some
+        for name in ASKS:  # nohup, and shells that start something in the background, ignore some
             if signal.getsignal(name) != signal.SIG_IGN:
                 signal.signal(name, _heard_by_the_thread)
         os.register_at_fork(after_in_child=self._forget_in_child)
@@ -74,7 +69,7 @@ class Guard:
         self.watchdog.begin()
 
     def _forget_in_child(self) -> None:
-        """Let a child that a script forks hear its own signals, and not hide this rank's end."""
+        """Let a script's child hear its own signals, and not hide this rank's end."""
         with suppress(OSError, ValueError):
             signal.set_wakeup_fd(-1)
             for name in ASKS:
@@ -99,10 +94,7 @@ class Guard:
         self.watchdog.wake()
 
     def leave_if_asked(self, world: World, *kept: str) -> None:
-        """Raise StoppedEarly on all ranks if one of them has to leave.
-
-        kept: see there. Collective over all ranks.
-        """
+        """Raise StoppedEarly with `kept` on all ranks if one has to leave. Collective over all."""
         phase = self.place.phase
         if why := world.first_of("whether to leave", self.requests.why()):
             raise on_all_ranks(StoppedEarly(phase, why, *kept))
@@ -125,8 +117,8 @@ class Guard:
         if self.finalizes:
             finalize()
         self.place.enter("end", "leaving", LEFT)
-        for name in ASKS:  # srun ends those that are left when the first leaves with 75
-            # and Python forgets handlers on its way out, this not
+        # srun ends the others when the first leaves with 75; Python forgets handlers as it ends
+        for name in ASKS:
             signal.signal(name, signal.SIG_IGN)
 
     def _say_left(self) -> None:
@@ -137,10 +129,7 @@ class Guard:
             self.watchdog.tell(messages.LEAVES, 0, text)
 
     def answer(self, error: BaseException, report: Callable[[MpitrainError], None]) -> int:
-        """Return the exit code of an error that all ranks have, when `report` has shown it on the first.
-
-        Any other ends the whole job.
-        """
+        """Have `report` show an error of all ranks; return its exit code. Others end the job."""
         error = library_fault(error) or error
         if not (isinstance(error, MpitrainError) and error.everywhere):
             self.fail(error)
@@ -176,10 +165,7 @@ class Guard:
 
 
 def guarded(body: Callable[[Guard], int], report: Callable[[MpitrainError], None]) -> int:
-    """Run body(guard) and return the exit code.
-
-    `report` shows an error that all ranks have, on the first of them. Collective.
-    """
+    """Run body(guard); return the exit code. Collective. report: shows an error of all ranks."""
     guard = Guard()
     try:
         code = body(guard)
@@ -195,7 +181,7 @@ def is_guarded() -> bool:
 
 
 def _heard_by_the_thread(*signal_and_frame: object) -> None:
-    """Do nothing: without a handler a signal would end the process, and no thread would hear of it."""
+    """Do nothing: without a handler a signal would end the process."""
 
 
 def _cause(error: BaseException) -> str:

@@ -1,5 +1,4 @@
-"""Who is behind: from where all ranks of a job are, and what each waits for, the ranks that the
-others wait for in the end.
+"""Find the ranks that caused a hang, from where all ranks of a job are and what each waits for.
 
     rank 2  RECV_F1@2  waits for rank 1, which owes it SEND_F1@1, position 8 of its program
     rank 1  RECV_F1@1  waits for rank 0, which owes it SEND_F1@0, position 5
@@ -26,15 +25,10 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank when its node was asked.
+    """A rank when its node, of this name, was asked.
 
-    node: its name.
-    condition: of its process.
-    held_in: where in the kernel.
-    for_s: where it is.
-
-    gave_up: what it said when its wait was too long.
-    late: it has been where it is for longer than its limit.
+    condition, held_in: of its process; where in the kernel.  for_s: it is where it is.
+    gave_up: what it said when its wait was too long.  late: it is there for longer than its limit.
     """
 
     where: Where
@@ -58,15 +52,16 @@ class Rank:
     @property
     def how(self) -> str:
         """Why it does nothing, or what it does, in words."""
-        held = f", in {self.held_in}" if self.held_in and self.condition == "D" else ""
         stack = "; it can't show its stack" if self.stopped else ""
-        waits_for = self.where.waits_for
-        does = (
-            f"it waits for its own device: {waits_for}"
-            if waits_for
-            else "it waits for no message: it computes or is stuck"
-        )
-        return f"{CONDITIONS.get(self.condition, does)}{held}{stack}"
+        does = "it waits for no message: it computes or is stuck"
+        if self.where.waits_for:
+            does = f"it waits for its own device: {self.where.waits_for}"
+        return f"{self.condition_or(does)}{stack}"
+
+    def condition_or(self, otherwise: str) -> str:
+        """Return its condition in words, and where the kernel holds it."""
+        held = f", in {self.held_in}" if self.held_in and self.condition == "D" else ""
+        return f"{CONDITIONS.get(self.condition, otherwise)}{held}"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -88,17 +83,14 @@ class HangReport:
 
 
 def at_fault(ranks: Sequence[Rank]) -> bool:
-    """Return whether ranks that wait too long say that something is wrong.
-
-    They don't where they only wait for others that are at work.
-    """
+    """Return whether something is wrong: more than that ranks wait for others that are at work."""
     there = [rank for rank in ranks if _counts(rank)]
     wrong = any(rank.late or rank.condition in DEAF or rank.where.state == HUNG for rank in there)
     return wrong or not any(rank.where.state in (WORKING, BUSY) for rank in ranks)
 
 
 def _counts(rank: Rank) -> bool:
-    """Whether a rank has something to do with it: one that has left, if it can't end."""
+    """Return whether it has not left, or can't end."""
     return rank.where.state != LEFT or rank.late
 
 
@@ -122,7 +114,6 @@ def report(ranks: Iterable[Rank], silent: Sequence[str] = ()) -> HangReport:
 
 
 def _gave_up(rank_by_number: Mapping[int, Rank]) -> list[str]:
-    """Return what ranks have said when their waits were too long."""
     said = [rank.gave_up for rank in rank_by_number.values() if rank.gave_up]
     more = len(said) - MOST_NAMED
     return said[:MOST_NAMED] + [f"mpitrain: and {more} more"] * (more > 0)
@@ -133,13 +124,9 @@ def _first_behind(rank: Rank) -> str:
 
 
 def _stuck(rank: Rank) -> str:
-    where = rank.where
-    how = CONDITIONS.get(rank.condition, "it does nothing")
-    held = f", in {rank.held_in}" if rank.held_in and rank.condition == "D" else ""
-    return (
-        f"{where}: stuck for {rank.for_s:.0f} s, the limit is {where.limit_s:g} s (comm.timeout_s): "
-        f"{how}{held}"
-    )
+    limit = f"the limit is {rank.where.limit_s:g} s (comm.timeout_s)"
+    stuck = f"{rank.where}: stuck for {rank.for_s:.0f} s"
+    return f"{stuck}, {limit}: {rank.condition_or('it does nothing')}"
 
 
 def _behind(rank_by_number: Mapping[int, Rank]) -> list[Rank]:
@@ -156,7 +143,7 @@ def _behind(rank_by_number: Mapping[int, Rank]) -> list[Rank]:
 
 
 def _cursor(rank: Rank) -> tuple[int, bool, int]:
-    """Return how far a rank has come; validation follows its step."""
+    """Validation follows its step."""
     return rank.where.step, rank.where.phase == "validation", rank.where.position
 
 
@@ -176,7 +163,6 @@ def _owes(rank: Rank, rank_by_number: Mapping[int, Rank]) -> list[str]:
 
 
 def _transitively(number: int, rank_by_number: Mapping[int, Rank]) -> set[int]:
-    """Return the ranks that wait for a rank, or for one that waits for it."""
     places = [rank.where for rank in rank_by_number.values()]
     waiting: set[int] = set()
     new = {number}

@@ -1,11 +1,9 @@
-"""What the launcher says of this process, and how to start ranks for commands that need several.
-
-Training is started by the user's own.
-"""
+"""What the launcher says of this process, and how commands that need several ranks start them."""
 
 import os
 import socket
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from mpitrain.cluster.launcher_process import LauncherProcess
@@ -25,19 +23,13 @@ def launched() -> bool:
 
 
 def rank_of_launcher() -> tuple[int, int]:
-    """Return the rank and the number of ranks that the launcher gave this process, before MPI is asked.
-
-    (0, 1) without one.
-    """
+    """Return the launcher's rank and number of ranks, before MPI is asked; (0, 1) without one."""
     launched_by = launch()
     return (launched_by.rank, launched_by.size) if launched_by else (0, 1)
 
 
 def is_single() -> bool:
-    """Return whether this process is the only rank, as far as can be known before MPI starts.
-
-    Without a launcher it is.
-    """
+    """Return whether this process is the only rank, as far as is known before MPI starts."""
     launched_by = launch()
     return launched_by is None or (launched_by.size == 1 and launched_by.variable != "")
 
@@ -51,17 +43,13 @@ def on_one_node() -> bool:
 
 
 def num_ranks_here() -> int:
-    """Return how many ranks the launcher started on this node, as far as it says; else how many it
-    started.
-    """
+    """Return how many ranks the launcher started on this node, or in all if it doesn't say."""
     launched_by = launch()
     return launched_by.local_size or launched_by.size if launched_by else 1
 
 
 def pmi_server() -> int:
-    """Return the process that made the socket over which this rank speaks PMI, as MPICH's launcher
-    and Slurm's do; 0 if there is none.
-    """
+    """Return the process of MPICH's launcher or Slurm's that this rank speaks PMI with; 0: none."""
     number = os.environ.get("PMI_FD", "")
     if not number.isdecimal():
         return 0
@@ -74,21 +62,24 @@ def pmi_server() -> int:
 
 def launcher() -> int:
     """Return the launcher's process where it runs above this one, on this node; 0 elsewhere."""
-    above = parents_of(pmi_server() or os.getpid()) if launched() else ()
-    return next((pid for pid, name in above if name in LAUNCHERS), 0)
+    return _above(pmi_server() or os.getpid(), LAUNCHERS)
+
+
+def _above(pid: int, names: Collection[str]) -> int:
+    above = parents_of(pid) if launched() else ()
+    return next((number for number, name in above if name in names), 0)
 
 
 def launcher_above() -> LauncherProcess:
-    """Return the launcher of this rank, or what it has on this node where it runs on another.
+    """Return this rank's launcher, or what it has on this node: MPICH's proxy, prted, slurmstepd.
 
-    MPICH's proxy, prted, slurmstepd. It is one that is never gone where neither is above this
-    process, or the system has no pidfd.
+    It is one that is never gone where neither is above this process, or the system has no pidfd.
     """
     top = launcher()
     server = pmi_server()
     own = [server] if top and server else []
     above = [*own, *(pid for pid, _ in parents_of(server if own else os.getpid()))]
-    top = top or _daemon()
+    top = top or _above(os.getpid(), STARTERS)  # started by a launcher elsewhere
     if not top:
         return LauncherProcess([], [])
     pids = list(reversed(above[: above.index(top) + 1]))
@@ -102,23 +93,13 @@ def launcher_above() -> LauncherProcess:
     return LauncherProcess(pids, descriptors)
 
 
-def _daemon() -> int:
-    """Return the process that started the ranks of this node for a launcher elsewhere; 0 if it isn't seen.
-
-    Ranks are in no group of its.
-    """
-    above = parents_of(os.getpid()) if launched() else ()
-    return next((pid for pid, name in above if name in STARTERS), 0)
-
-
 def job_of_scheduler() -> str:
     """Return what the scheduler calls this job; "" without one."""
     return next((os.environ[name] for name in JOBS if name in os.environ), "")
 
 
 def elsewhere(name: str) -> dict[int, int]:
-    """Return the ranks, with a process of each, that the launcher started on this node for this job
-    and that aren't called `name`.
+    """Return the ranks of this job on this node, with a process of each, that aren't called `name`.
 
     What /proc says: of one job are processes with one PMIx namespace, or with one parent.
     """
@@ -128,15 +109,14 @@ def elsewhere(name: str) -> dict[int, int]:
     if launched_by is None:
         return {}
     variable = launched_by.launcher.rank.encode()
+    mine = os.environ.get("PMIX_NAMESPACE", "").encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            environment = dict(
-                pair.split(b"=", 1) for pair in (folder / "environ").read_bytes().split(b"\0") if b"=" in pair
-            )
+            pairs = (folder / "environ").read_bytes().split(b"\0")
+            environment = dict(pair.split(b"=", 1) for pair in pairs if b"=" in pair)
             rank = int(environment[variable])
             parent = int(stat_of(folder.name).fields[1])
             job = environment.get(b"PMIX_NAMESPACE", b"")
-            mine = os.environ.get("PMIX_NAMESPACE", "").encode()
             if job == mine if mine else parent == os.getppid():
                 others[rank] = int(folder.name)
                 here |= {rank} if (folder / "comm").read_text().strip() == name else set()
@@ -146,9 +126,7 @@ def elsewhere(name: str) -> dict[int, int]:
 
 
 def start(num_ranks: int, arguments: list[str]) -> int:
-    """Run `mpitrain ARGUMENTS` on `num_ranks` ranks of this host with this environment's mpirun;
-    return the exit code.
-    """
+    """Run `mpitrain ARGUMENTS` on ranks of this host, by mpirun; return the exit code."""
     import shutil
     import subprocess
 
@@ -159,6 +137,5 @@ def start(num_ranks: int, arguments: list[str]) -> int:
         raise MeshError(f"found no mpirun to start {num_ranks} ranks with; start it yourself: {command}")
     environment = without_rank(os.environ)  # this process may have those of a rank that started it
     program = python("-m", "mpitrain") if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-    return subprocess.run(
-        [mpirun, "-n", str(num_ranks), *program, *arguments], env=environment, check=False
-    ).returncode
+    command = [mpirun, "-n", str(num_ranks), *program, *arguments]
+    return subprocess.run(command, env=environment, check=False).returncode

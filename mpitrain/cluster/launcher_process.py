@@ -1,15 +1,11 @@
-"""The launcher above the ranks of this node, for their watchdog: whether it lives, and that it goes
-on when the job has ended.
+"""The launcher above a node's ranks, for their watchdog: whether it lives, and that it ends.
 
-    mpirun -- hydra_pmi_proxy -- ranks  MPICH: a stopped one of the two keeps its processes after
-                                        every rank has ended
+    mpirun -- hydra_pmi_proxy -- ranks  MPICH: a stopped one of the two outlives its ranks
     prterun -- ranks                    Open MPI
 
-Processes are held by descriptors (pidfd, Linux 5.3): a number may be another process's by the time
-a signal is sent.
+Processes are held by descriptors (pidfd, Linux 5.3): numbers are reused.
 
-Standard library only, and nothing of comm/: the watchdog starts in milliseconds, without
-site-packages.
+Standard library only, and nothing of comm/: the watchdog starts without site-packages.
 """
 
 import os
@@ -37,10 +33,7 @@ class LauncherProcess:
         return f"{self._names[0]}, process {self._pids[0]}"
 
     def is_gone(self, patience_s: float = 0.0) -> bool:
-        """Return whether the launcher has ended.
-
-        patience_s: for which an end that is under way is waited for.
-        """
+        """Return whether the launcher has ended. patience_s: for an end that is under way."""
         if self.descriptor is None:
             return False
         poll = select.poll()
@@ -49,20 +42,18 @@ class LauncherProcess:
 
     def go_on(self) -> bool:
         """Continue those that are stopped: nobody else ends them. Return whether there were any."""
-        stopped = [
-            descriptor for pid, descriptor in zip(self._pids, self.descriptors) if condition(pid) == "T"
-        ]
+        processes = zip(self._pids, self.descriptors)
+        stopped = [descriptor for pid, descriptor in processes if condition(pid) == "T"]
         for descriptor in stopped:
             with suppress(OSError):  # it has ended meanwhile
                 signal.pidfd_send_signal(descriptor, signal.SIGCONT)
         return bool(stopped)
 
     def fail(self, forward_s: float) -> None:
-        """Have MPICH's launcher end with another code than 0: SIGHUP, and where nohup has it ignore
-        that, SIGUSR2.
+        """Have MPICH's launcher end with another code than 0: SIGHUP, under nohup SIGUSR2.
 
         It takes the end of a rank with 0 for success, be it before MPI_Finalize.
-        forward_s: for the proxy to forward what was said, where it is all of the launcher that is here.
+        forward_s: for the proxy, where it is all that is here, to forward what was said.
         """
         if PROXY not in self._names:
             return

@@ -1,6 +1,4 @@
-"""The standard error of the launcher itself, for the watchdog to speak on (console.py): from
-another process, without its help.
-"""
+"""The standard error of the launcher itself, for the watchdog to speak on (console.py)."""
 
 import ctypes
 import os
@@ -13,9 +11,7 @@ PIDFD_GETFD = 438  # the number of the system call, Linux 5.6
 
 
 def stderr_of_launcher() -> int | None:
-    """Return a descriptor of the standard error of this rank's launcher.
-
-    None where it isn't above this process, or can't be had.
+    """Return a descriptor of the standard error of this rank's launcher; None: it can't be had.
 
     For a rank to call and to give on: the launcher of a single one has ended as soon as that has.
     """
@@ -27,18 +23,13 @@ def stderr_of_launcher() -> int | None:
 
 
 def _inherited(pid: int) -> bool:
-    """Tell whether a process was started with a standard error to write to.
-
-    Where it was closed, the number is of a file of its own.
-    """
+    """Return whether a process has a standard error; else the number is of a file of its own."""
     flags = _flags(pid)
     return not flags & os.O_CLOEXEC and flags & os.O_ACCMODE != os.O_RDONLY
 
 
 def _duplicate(pid: int) -> int | None:
-    """Return the very descriptor of another process; None where the system has no such call, or
-    forbids it.
-    """
+    """Return the very descriptor of another process; None where the system can't, or forbids it."""
     try:
         process = os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -51,10 +42,7 @@ def _duplicate(pid: int) -> int | None:
 
 
 def _open_again(pid: int) -> int | None:
-    """Open what another process has open, but for a file.
-
-    In a file that process has a place of its own: it would write over what this one wrote.
-    """
+    """Open what another process has; a file only to append, as each would write over the other."""
     path = f"/proc/{pid}/fd/{STDERR}"
     kind = os.stat(path).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or (stat.S_ISREG(kind) and _flags(pid) & os.O_APPEND):
@@ -63,6 +51,5 @@ def _open_again(pid: int) -> int | None:
 
 
 def _flags(pid: int) -> int:
-    """Return how a process has opened its standard error."""
     with open(f"/proc/{pid}/fdinfo/{STDERR}", encoding="ascii") as file:
         return int(next(line for line in file if line.startswith("flags:")).split()[1], 8)

@@ -11,20 +11,16 @@ from mpitrain.cluster.allocation import Allotted
 from mpitrain.cluster.launch import launched
 
 ASKS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # a rank to leave
-# one request comes several times: from the scheduler, from the shell of the job, and through mpirun
-ECHO_S = 2.0
+ECHO_S = 2.0  # one request comes from the scheduler, from the job's shell, and through mpirun
 KEY_S = 0.3  # without a launcher a key comes once, and a shell's request perhaps twice at once
 BEFORE_STEPS = ("start", "tokens", "build", "resume", "repair")  # there is nothing to save in them
-# where a rank that takes no steps waits for those that do, or leaves
-WITHOUT_STEPS = ("spare", "end")
-# for all ranks to leave together where there is nothing to save; then the job is ended as it is
-IN_ORDER_S = 5.0
+WITHOUT_STEPS = ("spare", "end")  # a rank waits for those that take steps, or leaves
+IN_ORDER_S = 5.0  # for all to leave together where there is nothing to save; then the job is ended
 
 
 class LeaveRequests:
-    """num_asked: how many times a signal asked this rank; the first two count, see Leaving.
+    """num_asked: how many times a signal asked this rank.  asked_by: the last of these signals.
 
-    asked_by: the last of these signals.
     time: that the job has, on the rank that knows it.
     is_unsaved: the newest step is in memory alone (recovery.every), and the run is being opened: it
     leaves after its next step, which it saves, and not before. Alike on all ranks.
@@ -40,10 +36,7 @@ class LeaveRequests:
         self._asked_at = -ECHO_S
 
     def begin_steps(self) -> None:
-        """Have steps leave by themselves from now on, with a checkpoint.
-
-        Until then there is nothing to save in any phase.
-        """
+        """Have steps leave with a checkpoint from now on; before, there is nothing to save."""
         self._steps = True
         self.is_unsaved = False
 
@@ -57,9 +50,8 @@ class LeaveRequests:
             return ""
         if self.num_asked:
             return "it was asked to leave"
-        return (
-            f"its time limit is near, {self.time.end.distance()}" if self.time and self.time.is_over else ""
-        )
+        is_over = self.time is not None and self.time.is_over
+        return f"its time limit is near, {self.time.end.distance()}" if is_over else ""
 
     def describe(self) -> str:
         """Return the same as the verb of a report."""
@@ -77,10 +69,7 @@ class LeaveRequests:
         return self.num_asked > 2 or (again and (signal.SIGINT in asked or self.saves_nothing(phase)))
 
     def is_overdue(self, phase: str) -> bool:
-        """Return whether the rank should have left, has nothing to save, and the ranks don't leave together.
-
-        One of them is in something long.
-        """
+        """Return whether the rank should have left, with nothing to save: another is held up."""
         now = time.monotonic()
         if not (self.saves_nothing(phase) and self.why()):
             self._leave_by = float("inf")
@@ -89,10 +78,7 @@ class LeaveRequests:
         return now >= self._leave_by
 
     def due_s(self, look_s: float, most_s: float) -> float:
-        """Return for how long nothing is due here, `most_s` at most.
-
-        poll() doesn't count while a machine sleeps, the time of a job does.
-        """
+        """Return for how long nothing is due, at most `most_s`: a sleeping machine stops poll()."""
         if self._leave_by < float("inf"):
             return max(0.0, min(most_s, self._leave_by - time.monotonic()))
         if self.time is None:

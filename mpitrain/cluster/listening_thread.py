@@ -23,9 +23,7 @@ from mpitrain.errors import FAILED, STOPPED_EARLY
 
 LOOK_S = 0.25
 THREAD = "mpitrain-guard"
-# Open MPI sends SIGTERM when another rank has failed, SIGKILL 2 s later; who lives longer was asked
-# by somebody else
-TERM_S = 3.0
+TERM_S = 3.0  # Open MPI sends SIGTERM when another rank has failed, SIGKILL 2 s later
 STAGGER_S = 1.5  # without a watchdog first ranks speak first, and end the job before others do
 SAVES_FIRST = "the run ends after this step, with a checkpoint; a second Ctrl-C ends it at once, without"
 
@@ -81,10 +79,7 @@ class ListeningThread(threading.Thread):
             self._leave_now()
 
     def _say_asked(self, number: int, what: str) -> None:
-        """Have the watchdog know that this rank was asked to leave, and say what it does.
-
-        what: "": nothing is said.
-        """
+        """Have the watchdog know that this rank was asked to leave, and say what it does."""
         text = what and f"mpitrain: asked to leave ({signal.Signals(number).name}): {what}"
         with suppress(OSError):
             self._watchdog.tell(ASKED, number, text)
@@ -99,17 +94,13 @@ class ListeningThread(threading.Thread):
         for_s = self._activity.idle_s(where, time.monotonic())
         if for_s > where.limit_s + STAGGER_S * (self._place.rank.bit_length() + (where.state == WAITING)):
             how = f"waits for other ranks{_absent()}" if where.state == WAITING else "is stuck"
-            report = (
-                f"mpitrain: {where.describe('')}: {how}, for {for_s:.0f} s; the limit is {where.limit_s:g} s "
-                "(comm.timeout_s)"
-            )
-            self._watchdog.end_job(report, FAILED)
+            limit = f"the limit is {where.limit_s:g} s (comm.timeout_s)"
+            self._watchdog.end_job(f"mpitrain: {where}: {how}, for {for_s:.0f} s; {limit}", FAILED)
 
 
 def _absent() -> str:
     """Name the ranks of this node that don't wait in MPI_Init, for one that does."""
-    pids = sorted(elsewhere(STARTING).items())
-    missing = [
-        f"rank {rank} has not arrived: {condition_of(pid, 'it does something else')}" for rank, pid in pids
-    ]
-    return f" ({'; '.join(missing[:MOST_NAMED])})" if missing else ""
+    pids = sorted(elsewhere(STARTING).items())[:MOST_NAMED]
+    why = {rank: condition_of(pid, "it does something else") for rank, pid in pids}
+    missing = [f"rank {rank} has not arrived: {words}" for rank, words in why.items()]
+    return f" ({'; '.join(missing)})" if missing else ""

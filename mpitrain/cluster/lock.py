@@ -5,10 +5,9 @@
     run.lock.after-<token>  who takes over from the holder of that token, which is gone
 
 A file is made under its name by link(), which is atomic on every file system that clusters have;
-flock() and O_EXCL are not. A holder on this host is gone if its process is. Of another host only
-the number can be seen: if it stays the same for GONE_S, in which whoever looks could write all the
-time, the holder is gone. No clocks of two hosts are compared. A holder that finds its lock taken
-ends its job.
+flock() and O_EXCL are not. A holder on this host is gone if its process is. One on another host is
+gone if its number stays the same for GONE_S, in which whoever looks could write all the time: no
+clocks of two hosts are compared. A holder that finds its lock taken ends its job.
 
 Where a job lives on when a rank has died, its ranks know that an earlier holder of the same job is gone.
 """
@@ -37,8 +36,7 @@ NAME = "run.lock"
 BEAT_S = 5.0
 GONE_S = 30.0
 LOOK_S = 0.5
-# a look that takes longer says nothing of the holder: its signs of life may be held up as well
-SLOW_S = 5.0
+SLOW_S = 5.0  # a look that takes longer says nothing: the holder's signs may be held up as well
 LOOKS = 3
 WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 NO_LOCK = (errno.EINVAL, errno.EFBIG, errno.ELOOP)  # of what is no file, too large, a link
@@ -50,13 +48,10 @@ Text = Annotated[str, Meta(max_length=1024)]
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Who holds a lock.
+    """Who holds a lock, read from a file that anybody may have written.
 
-    system: of the boot and the process namespace, in which `pid` means something; born: the
-    process's start.
-
-    It is read from a file that anybody may have written: the token is part of a file's name, and
-    what is said of it goes to terminals.
+    token: part of a file's name.  system: the boot and the process namespace, in which `pid` means
+    something.  born: the process's start.
     """
 
     token: Annotated[str, Meta(pattern="^[0-9a-z]{1,64}$")]
@@ -70,11 +65,9 @@ class Owner(msgspec.Struct, frozen=True):
     beat: Text = ""
 
     def __str__(self) -> str:
+        started = f"started {shown(self.since)} by {shown(self.user)}"
         job = f", job {shown(self.job)}" if self.job else ""
-        return (
-            f"process {self.pid} on {shown(self.host)}, started {shown(self.since)} by "
-            f"{shown(self.user)}{job}"
-        )
+        return f"process {self.pid} on {shown(self.host)}, {started}{job}"
 
 
 class Lock:
@@ -106,10 +99,8 @@ class Lock:
     def take(self, still_waiting: Callable[[str], object]) -> str:
         """Take the lock; return what is to be said if its last holder is gone.
 
-        Raises CheckpointError that names a living holder.
-
         still_waiting: called with a text, again and again, while a holder on another host is watched for
-        signs of life.
+        signs of life.  Raises CheckpointError that names a living holder.
         """
         try:
             said = self._take(still_waiting)
@@ -138,9 +129,7 @@ class Lock:
             if owner is not None and owner.token == self.token:
                 self.path.unlink()
         except (OSError, CheckpointError):
-            # the directory is gone or read-only, the file damaged: the next run finds this process
-            # gone, or says so
-            return
+            return  # gone, read-only, damaged: the next run finds this process gone, or says so
 
     def _take(self, still_waiting: Callable[[str], object]) -> str:
         mine = self.path.with_name(f"{NAME}.{self.token}")
@@ -154,10 +143,7 @@ class Lock:
         return said
 
     def _take_over(self, mine: Path, still_waiting: Callable[[str], object]) -> str:
-        """Take the place of a holder that is gone.
-
-        Return who it was, or "" if the lock changed meanwhile and is to be tried again.
-        """
+        """Take the place of a holder that is gone; return what to say, "" if the lock has changed."""
         first = owner = read_owner(self.path)
         path = self.path
         taken = False
@@ -172,15 +158,11 @@ class Lock:
             owner = owner if taken else read_owner(path)  # who was first, perhaps gone by now
             if owner is not None and not taken and (owner.token in gone or len(gone) == MOST_GONE):
                 what = f"{shown(path.name)} names a run that has ended, again and again"
-                raise CheckpointError(
-                    f"run.dir = {shown(path.parent)}: {what}; see that no run uses the directory, and remove "
-                    f"{NAME}*"
-                )
+                raise _to_remove(path, what, f"{NAME}*")
         if not taken:
             return ""
         now = read_owner(self.path)
-        # who was first has finished, and its file is removed
-        if now is None or now.token != first.token:
+        if now is None or now.token != first.token:  # who was first has finished
             path.unlink()
             return ""
         mine.replace(self.path)
@@ -190,9 +172,8 @@ class Lock:
         return f"run.dir was in use by {first}, which has ended: lock taken over"
 
     def _record(self) -> bytes:
-        return (
-            msgspec.json.encode(msgspec.structs.replace(self._owner, beat=f"{self._beat:0{BEATS}}")) + b"\n"
-        )
+        owner = msgspec.structs.replace(self._owner, beat=f"{self._beat:0{BEATS}}")
+        return msgspec.json.encode(owner) + b"\n"
 
     def _keep(self) -> None:
         """Give a sign of life every BEAT_S; end the job if another has taken the lock."""
@@ -200,9 +181,7 @@ class Lock:
             self._beat += 1
             try:
                 owner = self._give_sign()
-            except (OSError, ValueError):
-                # a file system that doesn't answer now may do so later; a damaged lock keeps
-                # everybody out
+            except (OSError, ValueError):  # it may answer later; a damaged lock keeps everybody out
                 continue
             if not self._over.is_set() and (owner is None or owner.token != self.token):
                 how = f"taken by {owner}" if owner else "removed"
@@ -210,9 +189,7 @@ class Lock:
                 return
 
     def _give_sign(self) -> Owner | None:
-        """Write a sign of life into the lock, if it is this one's; return whose it is, None if
-        there is none.
-        """
+        """Write a sign of life into the lock, if it is this one's; return whose it is."""
         for _ in range(LOOKS):
             try:
                 # the one that is read: who takes the lock puts another there
@@ -228,10 +205,7 @@ class Lock:
 
 
 def read_owner(path: Path) -> Owner | None:
-    """Return who a lock file names; None if there is no such file.
-
-    Raises CheckpointError if it is damaged.
-    """
+    """Return who a lock file names; None without one. Raises CheckpointError if it is damaged."""
     for _ in range(LOOKS):  # where files can't be linked, one is seen empty for a moment
         try:
             return decoded(read_regular(path, MOST_BYTES), Owner)
@@ -240,19 +214,18 @@ def read_owner(path: Path) -> Owner | None:
         except OSError as error:
             if error.errno not in NO_LOCK:
                 raise
-            raise _damaged(path, error.strerror) from None
+            raise _to_remove(path, f"{shown(path.name)} is damaged, {error.strerror}") from None
         except ValueError:
             time.sleep(LOOK_S)
-    raise _damaged(path, "it doesn't say who uses the directory")
+    raise _to_remove(path, f"{shown(path.name)} is damaged, it doesn't say who uses the directory")
 
 
-def _damaged(path: Path, why: str) -> CheckpointError:
-    what = f"run.dir = {shown(path.parent)}: {shown(path.name)} is damaged, {why}"
-    return CheckpointError(f"{what}; see that no run uses the directory, and remove the file")
+def _to_remove(path: Path, what: str, files: str = "the file") -> CheckpointError:
+    advice = f"see that no run uses the directory, and remove {files}"
+    return CheckpointError(f"run.dir = {shown(path.parent)}: {what}; {advice}")
 
 
 def _write(path: Path, flags: int, content: bytes) -> None:
-    """Write a file of this lock from its beginning on, and sync it."""
     with open(open_regular(path, os.O_WRONLY | flags), "wb", buffering=0) as file:
         file.write(content)
         os.fsync(file.fileno())
@@ -261,10 +234,8 @@ def _write(path: Path, flags: int, content: bytes) -> None:
 def _require_gone(owner: Owner, path: Path, mine: Path, still_waiting: Callable[[str], object]) -> None:
     """Raise CheckpointError if a holder lives.
 
-    mine: a file beside its own, which is written again at each look.
-
-    A file server that doesn't answer for a while, as when another takes its place, keeps the
-    holder's signs of life from being written, and this file, too: the time begins anew.
+    mine: a file beside its own, written again at each look. A file server that doesn't answer for a
+    while holds up the holder's signs of life, and this file, too: the time begins anew.
     """
     if owner.system == _system():
         lives = _born(owner.pid) == owner.born
@@ -311,19 +282,14 @@ def _linked(mine: Path, name: Path) -> bool:
 def _system() -> str:
     """Return what tells whether a process number of another lock means a process that this one can see."""
     try:
-        return (
-            f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} "
-            f"{os.readlink('/proc/self/ns/pid')}"
-        )
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()  # not Linux
 
 
 def _born(pid: int) -> str:
-    """Return when a process started, in ticks since the boot; "" if there is none.
-
-    Numbers of processes are reused.
-    """
+    """Return when a process started, in ticks since the boot; "": none. Numbers are reused."""
     if not os.path.exists("/proc/self/stat"):
         return _lives(pid)
     try:
@@ -336,11 +302,10 @@ def _born(pid: int) -> str:
 def _lives(pid: int) -> str:
     """Return the same for every process that is there, where no birth can be asked for."""
     try:
-        os.kill(pid, 0)
+        with suppress(PermissionError):
+            os.kill(pid, 0)
     except ProcessLookupError:
         return ""
-    except PermissionError:
-        return "there"
     return "there"
 
 

@@ -1,12 +1,10 @@
-"""One log for each rank in the run directory (run.logs): what it writes to its standard output and
-error, whoever writes it.
+"""One log for each rank in the run directory (run.logs): its stdout and stderr, whoever writes.
 
     logs/rank-00000.log  what rank 0 tells, which is on the console as well
     logs/rank-00003.log  warnings of libraries, native ones too; begins anew, under a line with
                          date, node and job, with each start
 
-Launchers have options for this, no two of them the same, and none with the run directory: it is
-known when the configuration is read.
+Launchers have options for this, all different, but can't know the run directory.
 """
 
 import io
@@ -25,9 +23,7 @@ from mpitrain.inputs import make_folder, open_regular, shown
 
 
 class Both(Unread):
-    """The console, and a log that gets the same; where one of them can't be written to, the other
-    still is.
-    """
+    """The console, and a log that gets the same; if one can't be written to, the other still is."""
 
     def __init__(self, number: int, log: int):
         super().__init__(number, "w", closefd=False)
@@ -39,7 +35,7 @@ class Both(Unread):
 
 
 class OpenStreams:
-    """Standard output and error as they are before begin(), for a rank that may take another one's place."""
+    """Standard output and error before begin(), for a rank that may take another one's place."""
 
     def __init__(self) -> None:
         self._streams = sys.stdout, sys.stderr
@@ -55,11 +51,9 @@ class OpenStreams:
 
 
 def begin(folder: Path, rank: int, num_ranks: int) -> None:
-    """Let this rank write to its log from now on.
+    """Let this rank write to its log from now on, the first one to the console, too.
 
-    The first one to the console, too, unless that is a terminal and redrawn all the time.
-
-    Raises CheckpointError if the log can't be made.
+    Not to a terminal's, which is redrawn all the time. Raises CheckpointError if it can't be made.
     """
     path = folder / f"rank-{rank:05d}.log"
     try:
@@ -85,9 +79,8 @@ def _heading(rank: int, num_ranks: int) -> str:
     job = job_of_scheduler()
     of_job = f", job {job}" if job else ""
     when = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return (
-        f"---- {when}: rank {rank} of {num_ranks}, process {os.getpid()} on {socket.gethostname()}{of_job}\n"
-    )
+    where = f"process {os.getpid()} on {socket.gethostname()}"
+    return f"---- {when}: rank {rank} of {num_ranks}, {where}{of_job}\n"
 
 
 def _on_both(stream: TextIO, number: int, log: int) -> TextIO:

@@ -1,9 +1,7 @@
-"""What the watchdogs of several nodes say to one another, over TCP.
+"""What the watchdogs of several nodes say to one another, over TCP: MPI may be what hangs.
 
-Boards are memory of a node, and MPI may be what hangs.
-
-    hub       the watchdog of the node with rank 0; it listens
-    spoke     the watchdog of another node; it connects when it starts
+    hub      the watchdog of the node with rank 0; it listens
+    spoke    the watchdog of another node; it connects when it starts
 
     trouble  spoke to hub   a limit is over here: ask around
     where    hub to spokes  where are your ranks?
@@ -11,9 +9,8 @@ Boards are memory of a node, and MPI may be what hangs.
     over     both ways      reported: print nothing, show these stacks, end your ranks with this
                             code
 
-Messages are lines of JSON. The port is any free one, and sent over MPI with a token that each
-connection begins with: other programs of the cluster can connect, and are sent away. A node that
-can't be reached reports for itself.
+Messages are lines of JSON. Any free port; MPI sends it, and a token that connections begin with,
+as other programs of the cluster can connect. A node that can't be reached reports for itself.
 
 Standard library only.
 """
@@ -38,11 +35,7 @@ MOST_GREETING = 1 << 10
 
 @dataclass(frozen=True)
 class Meeting:
-    """How watchdogs find one another.
-
-    node: number of this one, the first is the hub.
-    names: of all nodes, in their order.
-    """
+    """How watchdogs find one another. node: number of this one, 0: the hub.  names: of all."""
 
     node: int = 0
     names: tuple[str, ...] = ("",)
@@ -69,25 +62,18 @@ class Meeting:
 
 
 def addresses_here() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this node, in this network namespace; those that only mean this
-    node last.
-    """
-    addresses = dict[str, None]()
-    try:
+    """Return the IPv4 addresses of this node, in this network namespace; loopback ones last."""
+    lines = list[str]()
+    with suppress(OSError):
         lines = Path("/proc/net/fib_trie").read_text(encoding="ascii").splitlines()
-    except OSError:
-        lines = []
-    for line, after in zip(lines, lines[1:]):
-        if after.strip() == "/32 host LOCAL":
-            addresses[line.split()[-1]] = None
-    known = addresses or {"127.0.0.1": None}
+    pairs = zip(lines, lines[1:])
+    local = [line.split()[-1] for line, after in pairs if after.strip() == "/32 host LOCAL"]
+    known = dict.fromkeys(local or ["127.0.0.1"])
     return tuple(sorted(known, key=lambda address: ipaddress.ip_address(address).is_loopback))
 
 
 def unique_names(names: list[str]) -> tuple[str, ...]:
-    """Return names of nodes, with their number where several have one, as they do when one host
-    plays them.
-    """
+    """Return names of nodes, numbered where several have one: one host plays them."""
     return tuple(f"{name}#{number}" if names.count(name) > 1 else name for number, name in enumerate(names))
 
 
@@ -100,10 +86,7 @@ class WatchdogLink:
     read: bytes = b""
 
     def send(self, message: dict[str, Any]) -> bool:
-        """Send a message; return False if nobody takes it.
-
-        That ends the link, which may have taken half a line: both ends read so.
-        """
+        """Send a message; return False, and end the link, if nobody takes it, or half of it."""
         try:
             self.socket.settimeout(SEND_S)
             self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -119,11 +102,9 @@ class WatchdogLink:
             content = self.socket.recv(1 << 16)
         except OSError:
             return None
-        self.read += content
-        *lines, self.read = self.read.split(b"\n")
-        if not content or max(map(len, (self.read, *lines))) > (
-            MOST_GREETING if self.node < 0 else MOST_BYTES
-        ):
+        *lines, self.read = (self.read + content).split(b"\n")
+        most = MOST_GREETING if self.node < 0 else MOST_BYTES
+        if not content or max(map(len, (self.read, *lines))) > most:
             return None
         try:
             return [json.loads(line) for line in lines]
@@ -150,7 +131,6 @@ class WatchdogNodes:
 
     @property
     def name(self) -> str:
-        """The name of this node."""
         return self.meeting.names[self.meeting.node]
 
     def connect(self) -> None:
@@ -221,10 +201,7 @@ def _answering(meeting: Meeting) -> Iterator[socket.socket]:
 
 
 def _welcome(connection: socket.socket) -> bool:
-    """Tell whether it is the hub that answers, and not another program.
-
-    Read its line only: what it says next may have come, too.
-    """
+    """Return whether the hub answers. Read its line only: the next may have come, too."""
     try:
         line, end, _ = connection.recv(MOST_GREETING, socket.MSG_PEEK).partition(b"\n")
         return b"welcome" in connection.recv(len(line + end))

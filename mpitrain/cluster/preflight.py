@@ -1,13 +1,11 @@
 """The conditions that a job starts under, as one table (run.preflight).
 
-ranks, code, space, clocks, devices; if asked for, bandwidth.
-
 What is wrong for certain is refused before (prepare.py: worlds that differ, configurations, code
 and libraries) or here: a file system that doesn't hold one checkpoint. What only looks wrong is
 marked with `!`, and the node named.
 
-    auto  what one message between all ranks tells; printed on several nodes, and where something is
-          marked
+    auto  ranks, code, space, clocks, devices: what one message between all ranks tells; printed on
+          several nodes, and where something is marked
     full  and the bandwidth of each axis, for 1 MiB to the next rank of the axis, from host memory;
           always printed
 """
@@ -39,10 +37,8 @@ SLOW = 0.5  # of the median of an axis
 ROUNDS = 3
 NUM_BYTES = 1 << 20
 REPEATS = 4  # the best counts: what else the machine does is not of interest here
-# bytes of messages that tell how much a link carries; seconds of one
-SHORT = 1 << 18
-LONG = 1 << 22
-LONG_ENOUGH_S = 0.1
+SHORT, LONG = 1 << 18, 1 << 22  # bytes of messages that show how much a link carries
+LONG_ENOUGH_S = 0.1  # of a short one
 
 
 class Finding(NamedTuple):
@@ -62,11 +58,7 @@ class MeasuredLink(NamedTuple):
 
 
 def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> str:
-    """Return the table of look(), or nothing where nothing is marked, nothing was measured, and
-    there is one node.
-
-    Collective.
-    """
+    """Return the table of look(); "" on one node with nothing marked or measured. Collective."""
     begin = time.perf_counter()
     findings = look(world, plan, folder, device, measure=measure)
     is_shown = measure or world.num_nodes > 1 or not all(finding.fine for finding in findings)
@@ -76,9 +68,7 @@ def describe(world: World, plan: Plan, folder: Path, device: str, *, measure: bo
 def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) -> list[Finding]:
     """Return what there is to say, on all ranks. Collective over `world`.
 
-    device: what this rank computes on.
-    measure: the bandwidth, too.
-
+    device: what this rank computes on.  measure: the bandwidth, too.
     Raises CheckpointError, alike on all ranks, if `folder` can't hold a checkpoint.
     """
     findings = [
@@ -92,8 +82,8 @@ def look(world: World, plan: Plan, folder: Path, device: str, *, measure: bool) 
         _devices(hosts, [device for _, _, device in facts]),
     ]
     if measure:
-        for name, links in _measured(world, plan, hosts).items():
-            findings.append(bandwidth(name, links))
+        links_of_axes = _measured(world, plan, hosts)
+        findings += [bandwidth(name, links) for name, links in links_of_axes.items()]
     return findings
 
 
@@ -111,11 +101,8 @@ def table(findings: Sequence[Finding], seconds: float) -> str:
 
 def _ranks(world: World) -> Finding:
     launcher = library.launcher()  # a world of another size was refused
-    return Finding(
-        "ranks",
-        f"{world.size} on {counted(world.num_nodes, 'nodes')}, "
-        + (f"as {launcher} started" if launcher else "without a launcher"),
-    )
+    how = f"as {launcher} started" if launcher else "without a launcher"
+    return Finding("ranks", f"{world.size} on {counted(world.num_nodes, 'nodes')}, {how}")
 
 
 def _code() -> Finding:
@@ -129,10 +116,7 @@ def _code() -> Finding:
 
 
 def _space(plan: Plan, folder: Path) -> Finding:
-    """Compare what is free with a checkpoint: weights and moments.
-
-    Raises CheckpointError if that doesn't fit.
-    """
+    """Compare what is free with weights and moments. Raises CheckpointError if they don't fit."""
     moments = max(num_moments(plan.config.optimizer, group) for group in GROUPS)
     itemsize = 8 if plan.config.precision.compute == "fp64" else 4
     needed = (1 + moments) * sum(spec.numel for spec in plan.parameters()) * itemsize
@@ -150,10 +134,7 @@ def _space(plan: Plan, folder: Path) -> Finding:
 
 
 def _stamps(world: World) -> list[float]:
-    """Return this rank's time of day at moments that all ranks share, as well as a barrier can tell.
-
-    Collective.
-    """
+    """Return this rank's times of day at moments that all ranks share: barriers. Collective."""
     stamps = []
     for _ in range(ROUNDS):
         world.barrier("comparing clocks")
@@ -162,10 +143,7 @@ def _stamps(world: World) -> list[float]:
 
 
 def _clocks(hosts: Sequence[str], stamps: Sequence[Sequence[float]]) -> Finding:
-    """Compare clocks with rank 0's.
-
-    The smallest difference of each node counts, since ranks leave a barrier late and never early.
-    """
+    """Compare clocks with rank 0's, by a node's least difference: ranks leave a barrier late."""
     apart = defaultdict[str, list[float]](list)
     for host, mine in zip(hosts, stamps):
         apart[host] += [here - first for here, first in zip(mine, stamps[0])]
@@ -190,8 +168,7 @@ def _devices(hosts: Sequence[str], devices: Sequence[str]) -> Finding:
 def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, float]:
     """Return what the slowest link of each of these axes carries, in bytes/s, while all send. Collective.
 
-    The middle of three messages, as a link that is shaped lets the first one through at once; short
-    ones, where these are long enough.
+    The middle of three messages: a shaped link lets the first through. Short ones if they last.
     """
     mesh, own = _mesh(world, plan, names)
     slowest = {}
@@ -210,14 +187,8 @@ def slowest_links(world: World, plan: Plan, names: Sequence[str]) -> dict[str, f
     return slowest
 
 
-def _mesh(
-    world: World, plan: Plan, names: Sequence[str] | None = None
-) -> tuple[Mesh, dict[str, Sequence[int]]]:
-    """Return axes to measure, those of `names` or all on which something will travel, and this
-    rank's on each.
-
-    Collective.
-    """
+def _mesh(world: World, plan: Plan, names: Sequence[str] = ()) -> tuple[Mesh, dict[str, Sequence[int]]]:
+    """Return the axes (of `names`, or all) that carry something, and their ranks. Collective."""
     axes = plan.axes
     keys = plan.config.comm
     own = {
@@ -231,15 +202,12 @@ def _mesh(
 
 
 def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[MeasuredLink]]:
-    """Measure the links of every axis on which something will travel, one axis after the other.
-
-    Collective.
-    """
+    """Measure the links of every axis that carries something, in turn. Collective."""
     mesh, own = _mesh(world, plan)
     speeds = {}
     for name, ranks in own.items():
         axis = mesh[name]
-        before = ranks[mesh[name].rank - 1]
+        before = ranks[axis.rank - 1]
         best = min(_seconds(world, axis, turn) for turn in range(2) for _ in range(REPEATS))
         mine = MeasuredLink((before, world.rank), (hosts[before], hosts[world.rank]), NUM_BYTES / best)
         links = [link for link in world.all_gather(f"the bandwidth of axis {name}", mine) if link.bytes_per_s]
@@ -250,11 +218,9 @@ def _measured(world: World, plan: Plan, hosts: Sequence[str]) -> dict[str, list[
 
 
 def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) -> float:
-    """Send from every second rank of `axis` to the next one.
+    """Return how long a message from the rank before took, infinity if there was none. Collective.
 
-    Return how long this rank's receive took, infinity if it had none. Collective.
-
-    In a turn no rank has two links: it would hold up the one by the other.
+    In a turn every second rank sends: no rank has two links, which would hold up each other.
     """
     x = np.zeros(num_bytes, np.uint8)
     links = Links(axis, 1, 1)
@@ -271,10 +237,7 @@ def _seconds(world: World, axis: Axis, turn: int, num_bytes: int = NUM_BYTES) ->
 
 
 def receiver(rank: int, size: int, turn: int) -> int | None:
-    """Return the rank of an axis that `rank` sends to in turn 0 or 1; None if it doesn't.
-
-    An odd one at the end has nobody.
-    """
+    """Return whom `rank` of an axis sends to in turn 0 or 1; None: nobody, as an odd last one."""
     if rank % 2 != turn or (rank + 1 == size and size % 2):
         return None
     return (rank + 1) % size
@@ -283,8 +246,7 @@ def receiver(rank: int, size: int, turn: int) -> int | None:
 def bandwidth(axis: str, links: Sequence[MeasuredLink]) -> Finding:
     """Return the median of the links of an axis, and the nodes all of whose links are far below it.
 
-    A node is as fast as its fastest link: its neighbour's slow one isn't its own fault. Of two
-    nodes nobody can tell.
+    A node is as fast as its fastest link: a slow one may be its neighbour's. With two, nobody can tell.
     """
     median = statistics.median(link.bytes_per_s for link in links)
     best = defaultdict[str, float](float)

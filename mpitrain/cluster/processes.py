@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PR_SET_PDEATHSIG = 1  # of prctl(2)
-# of a thread's io in /proc: rchar and wchar, of calls; read_bytes and write_bytes, of memory-mapped
-# files, too
-IO_LINES = (0, 1, 4, 5)
+IO_LINES = (0, 1, 4, 5)  # rchar, wchar; read_bytes, write_bytes: of memory-mapped files, too
 CONDITIONS = {
     "T": "stopped by a signal (SIGSTOP)",
     "t": "stopped by a debugger",
@@ -26,7 +24,7 @@ CONDITIONS = {
     "": "dead",
 }
 EXITING = 0x4  # of the flags of a process: PF_EXITING
-DEAF = ("T", "t", "Z", "")  # of these conditions: those in which nothing is heard any more
+DEAF = ("T", "t", "Z", "")  # the conditions in which nothing is heard any more
 
 
 class ProcessStat(NamedTuple):
@@ -120,10 +118,9 @@ def held_in(pid: int) -> str:
 
 
 def used(pid: int) -> tuple[int, float]:
-    """Return the bytes that a process's main thread has read and written, and the seconds it has computed.
+    """Return the bytes that a process's main thread has read and written, and its seconds of CPU.
 
-    Other threads, such as the one that keeps the lock of the run directory, are at work whatever
-    becomes of the main one.
+    Other threads, such as that of the run directory's lock, are at work whatever becomes of it.
     """
     try:
         with open(f"/proc/{pid}/task/{pid}/io", "rb") as file:
@@ -139,42 +136,31 @@ def no_more() -> str:
     """Say which limits keep this process from starting threads and processes, and what raises them."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     user = "unlimited" if most == resource.RLIM_INFINITY else f"{most:,}"
+    limits = f"this user may have {user} threads (ulimit -u)"
     group = _cgroup_pids("max")
-    cgroup_limit = ""
     if group not in ("", "max"):
-        cgroup_limit = (
-            f", of its cgroup {int(group):,} (pids.max), of which {_cgroup_pids('current')} are there"
-        )
-    return (
-        f"this user may have {user} threads (ulimit -u){cgroup_limit}; raise the limit, or start fewer ranks"
-    )
+        number = _cgroup_pids("current")
+        limits += f", of its cgroup {int(group):,} (pids.max), of which {number} are there"
+    return f"{limits}; raise the limit, or start fewer ranks"
 
 
 def _cgroup_pids(name: str) -> str:
-    """Return what the cgroup of this process says of pids; "" if nothing."""
-    try:
+    with suppress(OSError, ValueError):
         groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
         for _, controllers, path in groups:
             for base in ("/sys/fs/cgroup", "/sys/fs/cgroup/pids"):
                 file = Path(f"{base}{path}/pids.{name}")
                 if controllers in ("", "pids") and file.exists():
                     return file.read_text().strip()
-    except (OSError, ValueError):
-        pass
     return ""
 
 
 def signal_when_parent_ends(number: signal.Signals) -> None:
-    """Have the system send this process a signal when the thread that started it ends.
-
-    SIGKILL and SIGCONT reach a stopped process.
-    """
+    """Have the system send this process a signal when the thread that started it ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process, if there is one."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return

@@ -47,11 +47,9 @@ class ProgressBar:
         now = time.monotonic()
         if self._speaks and now - self._last > LINE_S and not sys.stderr.isatty():
             self._last = now
+            amount = f"{self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB"
             rate = self._done / (now - self._begin)
-            sys.stderr.write(
-                f"{self._what}: {self._done / 1e9:.2f} of {self._total / 1e9:.2f} GB, {rate / 1e6:.0f} MB/s\n"
-            )
-            sys.stderr.flush()
+            print(f"{self._what}: {amount}, {rate / 1e6:.0f} MB/s", file=sys.stderr, flush=True)
 
     def _show(self) -> None:
         from rich.console import Console  # here: most commands answer before it would be loaded
@@ -68,12 +66,7 @@ class ProgressBar:
         console = Console(stderr=True)
         with self._lock:
             if self._timer is not None and console.is_interactive:
-                self._bar = Bar(
-                    TextColumn("{task.description}"),
-                    BarColumn(),
-                    TimeElapsedColumn(),
-                    console=console,
-                    transient=True,
-                )
+                columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+                self._bar = Bar(*columns, console=console, transient=True)
                 self._bar.add_task(self._what, total=None)
                 self._bar.start()

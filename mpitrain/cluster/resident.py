@@ -11,9 +11,7 @@ SHARES = Path("/proc/self/smaps_rollup")  # Pss_Shmem: each page divided by its 
 def peak_resident() -> int | None:
     """Return the most bytes that were resident and that no file backs; None where nobody says.
 
-    Linux knows the most of all pages (VmHWM), and how many of those that are there are of files
-    (RssFile): shared libraries, which all processes of a node have once. Pages of shared memory
-    count once a node, too.
+    Pages of files (shared libraries) and of shared memory count once a node.
     """
     status = _status()
     return None if status is None else status["VmHWM"] - status["RssFile"] - _others_bytes(status)
@@ -36,21 +34,20 @@ def anonymous() -> int | None:
 
 def _others_bytes(status: dict[str, int]) -> int:
     """Return the bytes of shared pages that other processes are charged with; 0 where nobody says."""
-    try:
-        lines = [line.split() for line in SHARES.read_text().splitlines()]
-    except OSError:
-        return 0
-    shares = [int(words[1]) * 1024 for words in lines if words[0] == "Pss_Shmem:"]
-    return max(status["RssShmem"] - shares[0], 0) if shares else 0
+    shares = _bytes_in(SHARES, ("Pss_Shmem",))
+    return max(status["RssShmem"] - shares["Pss_Shmem"], 0) if shares else 0
 
 
 def _status() -> dict[str, int] | None:
-    """Return the counts of pages in bytes."""
-    try:
-        lines = [line.split() for line in STATUS.read_text().splitlines()]
-    except OSError:
-        return None
-    status = {
-        words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[0].startswith(("VmHWM", "Rss"))
-    }
+    status = _bytes_in(STATUS, ("VmHWM", "Rss"))
     return status if {"VmHWM", "RssFile", "RssAnon", "RssShmem"} <= status.keys() else None
+
+
+def _bytes_in(path: Path, names: tuple[str, ...]) -> dict[str, int]:
+    """Return the bytes of entries whose names begin so; nothing where there is no such file."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    kept = [words for words in lines if words[0].startswith(names)]
+    return {name.rstrip(":"): int(kib) * 1024 for name, kib, *_ in kept}

@@ -62,8 +62,7 @@ class RunDir:
         self._lock: Lock | None = None
         self._made: list[Path] = []  # directories, the innermost first
         self._fresh_data = False
-        # of metrics.jsonl
-        self._unwritten = b""
+        self._unwritten = b""  # lines of metrics.jsonl
         self._failing = False
 
     def take(
@@ -71,8 +70,7 @@ class RunDir:
     ) -> tuple[str, str]:
         """Make the directory and take its lock; return the lock's token, and a word on its last holder.
 
-        lost, still_waiting, job: see Lock. Raises CheckpointError, and leaves nothing behind, if
-        the directory can't be used or is in use.
+        lost, still_waiting, job: see Lock. Raises CheckpointError, and leaves nothing behind.
         """
         self._require_usable()
         self._made = [path for path in (self.path, *self.path.parents) if not path.exists()]
@@ -95,8 +93,6 @@ class RunDir:
     def require_seen(self, token: str, patience_s: float = 0.0) -> None:
         """Raise CheckpointError unless this rank sees the directory that the first rank has taken.
 
-        It only reads.
-
         patience_s: a network file system may remember for some seconds that there was no such file.
         """
         end = time.monotonic() + patience_s
@@ -116,8 +112,6 @@ class RunDir:
     def undo(self, keep_data: bool = False) -> None:
         """Release the directory, and remove what take() and the preparation of tokens have made.
 
-        Nothing of the run was written yet.
-
         keep_data: what is prepared of the tokens, and where it lies, stays for the next start.
         """
         # without the lock, or after it, the data are another run's
@@ -136,10 +130,7 @@ class RunDir:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        """Release the directory when a run ends in good order.
-
-        After a failure the next one says that this one is gone.
-        """
+        """Release the directory after a good end; else the next run says that this one is gone."""
         if error is None or getattr(error, "everywhere", False):
             self.release()
 
@@ -150,24 +141,17 @@ class RunDir:
             self._lock = None
 
     def _require_usable(self) -> None:
-        """Raise CheckpointError unless the directory, and what a run keeps in it, is writable, or
-        can be made.
-
-        It writes nothing.
-        """
+        """Raise CheckpointError unless the directory, and what it has, can be written or made."""
         try:
             nearest = next(p for p in (self.path, *self.path.absolute().parents) if p.exists())
         except (OSError, ValueError) as error:  # too long, a null byte
             why = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"run.dir = {shown(self.path)}: {why}; choose another run.dir") from None
-        if not nearest.is_dir():
-            raise CheckpointError(
-                f"run.dir = {shown(self.path)}: {shown(nearest)} is not a directory; choose another run.dir"
-            )
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            raise CheckpointError(
-                f"run.dir = {shown(self.path)}: {shown(nearest)} is not writable; choose another run.dir"
-            )
+        else:
+            why = "" if nearest.is_dir() else f"{shown(nearest)} is not a directory"
+            if not why and not os.access(nearest, os.W_OK | os.X_OK):
+                why = f"{shown(nearest)} is not writable"
+        if why:
+            raise CheckpointError(f"run.dir = {shown(self.path)}: {why}; choose another run.dir")
         require_own(self.path)
 
     def require_same_run(self, config: Config) -> Config | None:
@@ -177,19 +161,14 @@ class RunDir:
         no run.
         """
         begun = _is_begun(self.path)
+        holds = f"run.dir = {shown(self.path)} holds a"
         if not self.config.exists():
             if begun:
-                raise CheckpointError(
-                    f"run.dir = {shown(self.path)} holds a run without its config.toml; choose another "
-                    "run.dir"
-                )
+                raise CheckpointError(f"{holds} run without its config.toml; choose another run.dir")
             return None
         if not begun and not self._is_of(config):
-            recorded = (
-                f"run.dir = {shown(self.path)} holds a config.toml, but no run, which would replace it by "
-                "its own"
-            )
-            raise CheckpointError(f"{recorded}; move the file away, or choose another run.dir")
+            holds = f"{holds} config.toml, but no run, which would replace it by its own"
+            raise CheckpointError(f"{holds}; move the file away, or choose another run.dir")
         loaded = read_with_origins(self.config, plugins_of(config))
         before = loaded.config
         recorded = identity(before)
@@ -205,13 +184,13 @@ class RunDir:
             if recorded[key] != value and not is_open:
                 what = f"{key} = {shown(repr(recorded[key]))}, this one has {shown(repr(value))}"
                 raise ConfigError(
-                    f"run.dir = {shown(self.path)} holds a run with {what}; choose another run.dir, or "
-                    f"resume with the settings of that run{_as_it_was(key, before)}"
+                    f"{holds} run with {what}; choose another run.dir, or resume with the settings of that "
+                    f"run{_as_it_was(key, before)}"
                 )
         return before
 
     def _only_imported(self) -> bool:
-        """Return whether all that was done here is to import weights: a step 0, and no line of metrics."""
+        """Return whether weights were imported, and nothing else was done."""
         try:
             steps = [name for name, _ in names_in(self.checkpoints) if name.startswith("step-")]
         except OSError:
@@ -226,12 +205,7 @@ class RunDir:
             return False
 
     def begin(self, asked: LoadedConfig, resolved: LoadedConfig) -> None:
-        """Write the configuration, when everything is checked.
-
-        From here on this is the directory of this run.
-
-        Raises CheckpointError.
-        """
+        """Write the configuration: from now on this is the run's folder. Raises CheckpointError."""
         try:
             with replacing(self.config) as file:
                 file.write(to_toml_with_derived(asked, resolved).encode())
@@ -243,9 +217,7 @@ class RunDir:
     def append_to_metrics(self, line: str) -> str:
         """Append a line; return what is to be said.
 
-        On a disk that is full lines are kept, and written with the first that can be.
-
-        A run whose weights can still be saved elsewhere, or later, doesn't end for want of a line.
+        On a full disk lines are kept, and written later: weights may still be saved elsewhere.
         """
         self._unwritten += line.encode()
         try:
@@ -260,39 +232,29 @@ class RunDir:
                         os.truncate(file.fileno(), whole)
                     raise
         except OSError as error:
-            changed = not self._failing
-            self._failing = True
-            why = (
-                f"{shown(self.metrics)} can't be written: {error.strerror}; its lines are kept until they "
-                "can be"
-            )
-            return why if changed else ""
-        changed = self._failing
-        self._failing = False
-        self._unwritten = b""
-        return f"{shown(self.metrics)} has all lines again" if changed else ""
+            why = f"can't be written: {error.strerror}; its lines are kept until they can be"
+        else:
+            self._unwritten = b""
+            why = ""
+        changed = self._failing != bool(why)
+        self._failing = bool(why)
+        return f"{shown(self.metrics)} {why or 'has all lines again'}" if changed else ""
 
     def append_evaluation(self, line: str) -> None:
         """Append the result of an evaluation. Raises OSError."""
         append_lines(self.evaluations, f"{line}\n".encode())
 
     def sync_metrics(self) -> None:
-        """Bring the lines that are written to the disk.
-
-        What comes after a checkpoint is computed anew, what comes before it never.
-        """
+        """Bring lines to the disk: what comes before a checkpoint is never computed again."""
         # a step is saved for want of lines, too
         with suppress(OSError), open(open_regular(self.metrics), "rb") as file:
             os.fsync(file.fileno())
 
     def lost(self) -> str:
         """Return what is to be said at the end of lines that could not be written."""
-        if not self._unwritten:
-            return ""
-        return (
-            f"{shown(self.metrics)} lacks the last {counted(self._unwritten.count(10), 'lines')}, which "
-            "could not be written"
-        )
+        lines = counted(self._unwritten.count(10), "lines")
+        said = f"{shown(self.metrics)} lacks the last {lines}, which could not be written"
+        return said if self._unwritten else ""
 
     def truncate_metrics(self, step: int) -> str:
         """Drop the lines after `step`: they are written again, bit for bit; return what is to be said.
@@ -308,7 +270,7 @@ class RunDir:
             raise _unwritable(self.metrics, error) from None
 
     def _cut(self, step: int) -> str:
-        """Leave the lines up to `step`: where they lie, which takes no room, if nothing is between them."""
+        """Leave the lines up to `step`, in place if nothing is between them: that takes no room."""
         survey = _survey(self.metrics, step)
         if survey.damaged:
             with replacing(self.metrics.with_name("metrics.jsonl.damaged")) as file:
@@ -344,9 +306,9 @@ def run_that_has(path: Path) -> Path | None:
 
 
 def _edited_tables(origins: Origins, path: Path) -> set[str]:
-    """Return the tables of which a key was changed in config.toml by hand, of those whose keys decide others.
+    """Return those tables, with keys that decide others, of which config.toml was changed by hand.
 
-    What was derived from the key before says nothing then.
+    What was derived from it before says nothing then.
     """
     by_hand = {
         key.partition(".")[0] for key, origin in origins.by_key.items() if origin == (FILE, shown(path))
@@ -356,10 +318,7 @@ def _edited_tables(origins: Origins, path: Path) -> set[str]:
 
 
 def _as_it_was(key: str, before: Config) -> str:
-    """Return how to get the value of a key that was derived in the run before.
-
-    "" for one that its user gives.
-    """
+    """Return how to get the value of a key that the run derived; "" for one that its user gives."""
     if key == "model.vocab":
         return f" and its tokenizer, data.tokenizer = {shown(repr(before.data.tokenizer))} as it was then"
     # another number of ranks derives another one
@@ -380,20 +339,15 @@ class _Survey(NamedTuple):
 
 def _survey(path: Path, step: int) -> _Survey:
     """Read a metrics.jsonl once. Raises OSError, and CheckpointError if most of it can't be read."""
-    first_bytes = 0
-    in_first = True
-    in_one_piece = True
+    first_bytes = number = 0
+    in_first = in_one_piece = True
     damaged = list[int]()
-    number = 0
     for number, (line, known) in enumerate(lines_of(path), start=1):
         if known is None:
             damaged.append(number)
         if len(damaged) > MOST_DAMAGED:
-            what = (
-                f"{shown(path)}: more than {MOST_DAMAGED:,} lines can't be read, the first is line "
-                f"{damaged[0]}"
-            )
-            raise CheckpointError(f"{what}; move the file away, or choose another run.dir")
+            what = f"more than {MOST_DAMAGED:,} lines can't be read, the first is line {damaged[0]}"
+            raise _to_move(path, what)
         kept = known is not None and known <= step
         in_first = in_first and kept
         in_one_piece = in_one_piece and (in_first or not kept)
@@ -407,20 +361,20 @@ def _unwritable(path: Path, error: OSError) -> CheckpointError:
     )
 
 
+def _to_move(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{shown(path)}: {what}; move the file away, or choose another run.dir")
+
+
 def lines_of(path: Path) -> Iterator[tuple[bytes, int | None]]:
     """Yield the lines of a metrics.jsonl, and the step that each tells of; None if it is torn or damaged.
 
-    Raises OSError, and CheckpointError for a line that no run has written: a file may be larger
-    than all memory.
+    Raises OSError, and CheckpointError for a line longer than any run writes: it may exceed memory.
     """
     with open(open_regular(path), "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MOST_LINE_BYTES + 1), b""), start=1):
             if len(line) > MOST_LINE_BYTES:
-                what = (
-                    f"{shown(path)}: line {number} has more than {MOST_LINE_BYTES:,} bytes, the most that "
-                    "are read of one"
-                )
-                raise CheckpointError(f"{what}; move the file away, or choose another run.dir")
+                what = f"has more than {MOST_LINE_BYTES:,} bytes, the most that are read of one"
+                raise _to_move(path, f"line {number} {what}")
             yield line, step_in(line)
 
 
@@ -430,9 +384,7 @@ def step_in(line: bytes) -> int | None:
 
 
 def number_in(line: bytes, key: str) -> int | None:
-    """Return an integer of a line of metrics.jsonl or ends.jsonl; None if it is torn, damaged, or
-    without it.
-    """
+    """Return an integer of a line of metrics.jsonl or ends.jsonl; None: it is torn, or has none."""
     try:
         number = json.loads(line)[key] if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -446,9 +398,8 @@ def read_config(path: Path, typed: Collection[str] = ()) -> Config:
 
 
 def read_with_origins(path: Path, typed: Collection[str] = ()) -> LoadedConfig:
-    """Read the resolved configuration of a run directory, which may be a stranger's.
+    """Read the resolved configuration of a run directory, maybe a stranger's: no link is followed.
 
-    Nothing in it may lead elsewhere.
     typed: plug-ins that the user named in this command; another one is refused.
     """
     try:
@@ -457,15 +408,10 @@ def read_with_origins(path: Path, typed: Collection[str] = ()) -> LoadedConfig:
         return resolved_with_origins(tree, path, typed)
     except ConfigError as error:
         raise ConfigError(f"{shown(path)}: {shown(error.args[0])}") from None
-    except OSError as error:
-        raise CheckpointError(
-            f"{shown(path)}: {error.strerror}; the run directory is damaged, choose another run.dir"
-        ) from None
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         # no UTF-8, no TOML, an integer of 5000 digits; a thousand brackets
-        raise CheckpointError(
-            f"{shown(path)}: {shown(error)}; the run directory is damaged, choose another run.dir"
-        ) from None
+        why = error.strerror if isinstance(error, OSError) else shown(error)
+    raise CheckpointError(f"{shown(path)}: {why}; the run directory is damaged, choose another run.dir")
 
 
 def require_run(run: RunDir) -> None:
@@ -481,9 +427,7 @@ def require_run(run: RunDir) -> None:
 
 
 def require_own(folder: Path) -> None:
-    """Raise CheckpointError if what a run keeps in its directory is a link, or anything else than
-    it should be.
-    """
+    """Raise CheckpointError if what a run keeps in its directory is a link, or of another kind."""
     for name, needed in ENTRIES.items():
         kind = kind_of(folder / name)
         if kind not in (None, needed):

@@ -1,13 +1,9 @@
-"""Files that MPI left in shared memory when its processes were killed.
-
-They fill memory until somebody removes them.
-
-Standard library only.
-"""
+"""Files that MPI left in shared memory when its processes were killed. Standard library only."""
 
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
@@ -18,11 +14,9 @@ YOUNG_S = 60.0  # a job that just starts has made a file before everybody has it
 
 
 def left_behind(folder: Path = FOLDER) -> list[Path]:
-    """Return files in `folder` that an MPI library made for this user, a minute ago or more, and
-    that no process has in its memory.
+    """Return this user's files in `folder` that an MPI has left: of a minute ago, and mapped by none.
 
-    Sees processes of this host and container only, and of others than this user's none, as the
-    kernel shows them.
+    Sees this user's processes of this host and container only.
     """
     stale = [path for path in _made_by_mpi(folder) if _is_old(path)]
     if not stale:
@@ -43,10 +37,7 @@ def free_bytes(folder: Path = FOLDER) -> int | None:
 
 
 def too_little(free: int | None, num_ranks: int, folder: Path = FOLDER) -> str:
-    """Say so if `free` bytes are too little for MPI_Init of so many ranks on one node.
-
-    A page that isn't there is SIGBUS, and no error.
-    """
+    """Say so if `free` bytes are too little for MPI_Init of a node's ranks: they get SIGBUS."""
     needed = num_ranks * BYTES_OF_A_RANK
     if free is None or free >= needed:
         return ""
@@ -63,16 +54,14 @@ def describe(folder: Path = FOLDER) -> str:
         room = os.statvfs(folder)
     except OSError as error:
         return f"none: {error}"
-    text = (
-        f"{room.f_bavail * room.f_frsize / 1e9:.1f} of {room.f_blocks * room.f_frsize / 1e9:.1f} GB free in "
-        f"{folder}"
-    )
+    free, whole = (blocks * room.f_frsize / 1e9 for blocks in (room.f_bavail, room.f_blocks))
+    text = f"{free:.1f} of {whole:.1f} GB free in {folder}"
     if not (files := left_behind(folder)):
         return text
     num_bytes = sum(map(_size, files))
-    names = " -o ".join(
-        f"-name '{prefix}*'" for prefix in PREFIXES if any(path.name.startswith(prefix) for path in files)
-    )
+    known = [path.name for path in files]
+    prefixes = [prefix for prefix in PREFIXES if any(name.startswith(prefix) for name in known)]
+    names = " -o ".join(f"-name '{prefix}*'" for prefix in prefixes)
     count = f"{len(files):,} file{'s' if len(files) > 1 else ''}"
     text += f"; {count} ({num_bytes / 1e9:.2g} GB) were left by killed jobs"
     remove = rf"find {folder} -user {os.getuid()} \( {names} \) -delete"
@@ -80,15 +69,10 @@ def describe(folder: Path = FOLDER) -> str:
 
 
 def _made_by_mpi(folder: Path) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as entries:
-            yield from (
-                Path(entry.path)
-                for entry in entries
-                if entry.name.startswith(PREFIXES) and entry.is_file(follow_symlinks=False)
-            )
-    except OSError:
-        return
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(PREFIXES) and entry.is_file(follow_symlinks=False):
+                yield Path(entry.path)
 
 
 def _is_old(path: Path) -> bool:
@@ -101,17 +85,13 @@ def _is_old(path: Path) -> bool:
 
 def _mapped(maps: Path, folder: bytes) -> Iterator[str]:
     """Yield the names of files below `folder` that a process has in its memory."""
-    try:
-        content = maps.read_bytes()
-    except OSError:  # it has ended, or is somebody else's
-        return
-    for line in content.splitlines():
-        if folder in line:
-            yield os.fsdecode(line.partition(folder)[2])
+    with suppress(OSError):  # it has ended, or is somebody else's
+        for line in maps.read_bytes().splitlines():
+            if folder in line:
+                yield os.fsdecode(line.partition(folder)[2])
 
 
 def _size(path: Path) -> int:
-    try:
+    with suppress(OSError):
         return path.stat().st_blocks * 512
-    except OSError:
-        return 0
+    return 0

@@ -1,5 +1,4 @@
-"""Where each rank of a node is, in memory that its watchdog reads even while the rank is stuck,
-stopped or dead.
+"""Where each rank of a node is, in memory that its watchdog reads even if the rank is stuck.
 
     slot  of one rank, in a file of its own that is only memory (memfd); two notes: the one that is
           valid, and the one written next
@@ -7,10 +6,9 @@ stopped or dead.
           waits for stands, the newest step that is saved, and texts: who, phase, what, what it does
           beside; and of a wait that lasts: for what, for which ranks, and their instructions
 
-A rank writes its own slot and no other, and nothing locks. It writes its notes in turn, so that one
-of the two is whole at any moment, even where the rank was stopped or killed while it wrote; a
-reader takes the newer of those whose checksum is right. The checksum, not the order of the stores,
-says what is whole: processors reorder them.
+A rank writes its own slot, without locks, and its notes in turn: one of the two is whole at any
+moment, even where the rank was stopped or killed while it wrote. A reader takes the newer one whose
+checksum is right; the order of the stores says nothing, as processors reorder them.
 
 Standard library only: the watchdog starts in milliseconds.
 """
@@ -42,10 +40,7 @@ PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "e
 
 
 class ExpectedInstruction(NamedTuple):
-    """An instruction that other ranks have to run, and where it stands in their programs.
-
-    -1: that isn't known.
-    """
+    """An instruction that other ranks have to run, and its place in their programs, or -1."""
 
     instruction: str = ""
     position: int = -1
@@ -59,8 +54,7 @@ class Where:
     """A slot as it was read. since: seconds of time.monotonic(), which all processes of a host share.
 
     waits_for: the message or the sum that it has waited for, for a while.
-    waiting_on: ranks that have to do something for it; none: its own device has.
-    expected: what.
+    waiting_on: ranks that have to do `expected` for it; none: its own device has.
     saved: the newest step that is saved, 0 if none is.
     """
 
@@ -93,8 +87,8 @@ class Where:
 class RankStatus:
     """Where this rank is. `take` moves it to a slot that others can see.
 
-    meanwhile: what a thread of this rank does at the same time.
-    saved: the newest step that is saved.  Another thread may set them; the next note tells them.
+    meanwhile: what a thread of this rank does.  saved: the newest step.  Threads may set both: the
+    next note tells them.
     """
 
     def __init__(self, rank: int = 0, who: str = "", limit_s: float = 0.0):
@@ -175,30 +169,15 @@ class RankStatus:
 
     def _write(self, since: int | None = None) -> None:
         waiting_on = " ".join(map(str, self._waiting_on))
-        texts = (
-            self.who,
-            self.phase,
-            waiting_on,
-            self._expected.instruction,
-            self.meanwhile,
-            self._waits,
-            self.what,
-        )
-        text = "\0".join(texts).encode(errors="replace")[:_TEXT]
+        expected = self._expected
+        texts = self.who, self.phase, waiting_on, expected.instruction
+        text = "\0".join((*texts, self.meanwhile, self._waits, self.what))
+        text = text.encode(errors="replace")[:_TEXT]
         self._number = self._number + 1
         self._since = since or time.monotonic_ns()
-        head = (
-            self._number,
-            self.state,
-            self.rank,
-            self._pid,
-            self._since,
-            self.limit_s,
-            self.step,
-            self.position,
-            self._expected.position,
-        )
-        content = _HEAD.pack(*head, self.saved, len(text)) + text
+        head = self._number, self.state, self.rank, self._pid, self._since
+        place = self.limit_s, self.step, self.position, expected.position, self.saved
+        content = _HEAD.pack(*head, *place, len(text)) + text
         begin = self._number % 2 * _NOTE
         self._slot[begin : begin + _CHECKSUM.size + len(content)] = _CHECKSUM.pack(crc32(content)) + content
 

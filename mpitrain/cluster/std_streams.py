@@ -1,7 +1,4 @@
-"""Standard output and error that a program survives.
-
-Closed ones, a reader that has gone, a full disk, characters they can't take.
-"""
+"""Standard output and error that a program survives: closed, without a reader, on a full disk."""
 
 import io
 import os
@@ -24,18 +21,15 @@ SIZES = ("COLUMNS", "LINES")  # of the terminal, for the libraries that write to
 
 
 class Unread(io.FileIO):
-    """A stream nobody has to read: `| head -1` ends nothing, and other errors are kept for who wants to know.
-
-    Training continues.
-    """
+    """A stream nobody has to read: `| head -1` ends nothing, and `error` keeps other errors."""
 
     error: OSError | None = None
     _is_seen: bool | None = None
 
     def isatty(self) -> bool:
-        """Tell whether a user sees this at once: where a launcher writes to a terminal on this node.
+        """Return whether a user sees this at once: on a terminal, maybe that of the launcher.
 
-        Ranks have pipes, or of Open MPI's launcher a terminal of its own, wherever it writes itself.
+        Ranks write to pipes; under Open MPI to terminals, wherever the launcher writes.
         """
         if self._is_seen is None:
             pid = launcher()
@@ -45,10 +39,9 @@ class Unread(io.FileIO):
     def write(self, data) -> int | None:
         try:
             return super().write(data)
-        except BrokenPipeError:
-            return len(data)
         except OSError as error:
-            self.error = error
+            if not isinstance(error, BrokenPipeError):
+                self.error = error
             return len(data)
 
 
@@ -81,8 +74,8 @@ def _columns_of(path: str) -> int:
 def settle() -> None:
     """Make stdout and stderr safe to write to, once, before anything is written."""
     for name in SIZES:
+        # libraries call int() on whatever isdigit() takes, and allocate lines as long
         if not re.fullmatch("[1-9][0-9]{0,3}", os.environ.get(name, "80")):
-            # libraries call int() on whatever isdigit() takes, and allocate lines as long
             del os.environ[name]
     pid = launcher()
     terminal = terminal_of(pid, 1) if pid and "COLUMNS" not in os.environ else None
@@ -98,14 +91,12 @@ def settle() -> None:
 def _safe(stream: TextIO | None, number: int) -> TextIO:
     encoding = stream.encoding if stream is not None else "utf-8"
     at_once = number == 2 or (stream is not None and stream.line_buffering)
-    raw = Unread(number, "w", closefd=False)
-    return io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding, errors="backslashreplace", line_buffering=at_once
-    )
+    raw = io.BufferedWriter(Unread(number, "w", closefd=False))
+    return io.TextIOWrapper(raw, encoding, errors="backslashreplace", line_buffering=at_once)
 
 
 def require_written(stream: TextIO) -> None:
-    """Raise MpitrainError if a stream has lost what was written to it, other than because nobody wants it."""
+    """Raise MpitrainError if a stream that is read has lost what was written to it."""
     stream.flush()
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     if isinstance(raw, Unread) and raw.error is not None:

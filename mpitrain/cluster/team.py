@@ -44,8 +44,7 @@ class TeamOfOne:
 
 
 def together(body: Callable[[Team], int], report: Callable[[InputError], None]) -> int:
-    """Run body(team) and return the exit code: with the ranks that a launcher started, or alone.
-
+    """Run body(team) on the launcher's ranks, or alone; return the exit code.
     report: shows an error of all, once.
     """
     if is_single():

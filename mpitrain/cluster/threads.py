@@ -22,8 +22,7 @@ T = TypeVar("T")
 def num_threads(run: Run) -> int:
     """Return run.threads, else OMP_NUM_THREADS, else 1. Raises ConfigError.
 
-    Ranks are the unit of parallelism, hence 1. OpenMP's variable may list a number for each level
-    of nesting, as in "4,2"; torch has one level. An empty one is unset, as OpenMP says.
+    OpenMP's variable may list a number for each level of nesting, as in "4,2"; torch has one level.
     """
     if run.threads:
         return run.threads
@@ -54,7 +53,5 @@ def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *given: object) 
 
 
 def _number(word: str) -> int:
-    """Read a number; 0 if it is none. isdecimal alone takes other scripts' digits, and int()
-    refuses more than 4,300 of them.
-    """
+    """Return the number, or 0: isdecimal() takes all scripts' digits, int() not 4,300 of them."""
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 10 else 0

@@ -1,7 +1,6 @@
 """Nodes that err or are slow, as a run has found them: unhealthy.jsonl of its run directory, a line a node.
 
-`mpitrain supervise` starts the run on nodes that aren't in it. How many spare nodes it has, a run reads
-from the environment (SPARES): without one, a slow node is better than none.
+`mpitrain supervise` starts the run on others, and gives it the number of spare nodes (SPARES).
 """
 
 import json

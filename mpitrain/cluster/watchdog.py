@@ -20,27 +20,26 @@ Its phases (WatchdogPhase), each with one deadline:
     ENDING_ALL  all of them were                END_S[1] later: KILLED
     KILLED      those that were left were
 
-A rank that failed or is gone leads from GATHERING, WATCHING and ASKING to ENDING at once. With spare
-ranks (recovery.spares) one that is gone leads to WATCHING: those that live repair the job, and their
-waits for it (phase repair) have the limit of any wait.
+A rank that failed or is gone leads from GATHERING, WATCHING and ASKING to ENDING at once. With
+spare ranks (recovery.spares) one that is gone leads to WATCHING: those that live repair the job,
+and their waits for it (phase repair) have the limit of any wait.
 
-A lifeline is a pipe of which a rank holds the end to write to, and writes nothing
-(watchdog_connections.py). A launcher kills all ranks milliseconds after the first has died, and so it
-is lifelines, which happen once, that tell which was the first, even to a watchdog that gets no
-processor meanwhile. A rank that ends closes what the launcher reads before its lifeline, and may get
-no processor in between: how ranks have ended tells, then.
+A lifeline is a pipe of which a rank holds the writing end (watchdog_connections.py). A launcher
+kills all ranks milliseconds after the first has died: lifelines close once each, and so tell which
+was the first, even to a watchdog that gets no processor meanwhile. A rank that ends closes what the
+launcher reads before its lifeline, and may get no processor in between: how ranks have ended tells,
+then.
 
-The first trouble is reported, once; what follows from it isn't. Where ranks wait, the watchdog of
-the first node asks those of the others (nodes.py), and says who is behind (hang_analysis.py),
-unless a rank of any node is still at work. Then the job is ended: a rank is asked to (by MPI_Abort,
-with the exit code), a moment later all are, and what is left is killed. A stopped process can do
-nothing of this itself, and neither can one that was killed, crashed, or is held in a system call:
-so this is a process of its own. It may be stopped itself: it holds what the launcher waits for, so
-a rank continues it (guard.py), and so does the system when the rank that started it ends.
+Only the first trouble is reported. Where ranks wait, the watchdog of the first node asks those of
+the others (nodes.py), and says who is behind (hang_analysis.py), unless a rank of any node is at
+work. To end the job, a rank is asked to (MPI_Abort, with the exit code), a moment later all are,
+and what is left is killed. It is a process of its own, as a stopped, killed or crashed rank can do
+nothing of this. Stopped itself, it holds what the launcher waits for: a rank continues it
+(guard.py), and so does the system when the rank that started it ends.
 
-It is there from the first line of the first rank of this node, found as watchdog_rendezvous.py
-says. Which ranks are to come, and where the watchdogs of other nodes are, it learns when MPI has
-started; until then each rank watches its own limit, and it reports those that fail or are gone.
+It starts with the first line of the first rank of its node (watchdog_rendezvous.py). Which ranks
+are to come, and where the watchdogs of other nodes are, it learns when MPI has started; until then
+each rank watches its own limit, and it reports those that fail or are gone.
 
 Standard library only.
 """
@@ -55,6 +54,7 @@ from collections.abc import Iterable
 from enum import IntEnum, auto
 from typing import Any
 
+from mpitrain.cluster import watchdog_messages as messages
 from mpitrain.cluster.console import STDERR, Console
 from mpitrain.cluster.hang_analysis import MOST_NAMED, HangReport, Rank, at_fault, report
 from mpitrain.cluster.launcher_process import LauncherProcess
@@ -71,44 +71,18 @@ from mpitrain.cluster.processes import (
     signal_when_parent_ends,
 )
 from mpitrain.cluster.shared_memory import free_bytes, too_little
-from mpitrain.cluster.status_board import (
-    ABSENT,
-    AT_WORK,
-    LEFT,
-    NOT_KNOWN,
-    WAITING,
-    Where,
-    with_saved,
-)
+from mpitrain.cluster.status_board import ABSENT, AT_WORK, LEFT, NOT_KNOWN, WAITING, Where, with_saved
 from mpitrain.cluster.watchdog_connections import ConnectedRank, Connections, close
-from mpitrain.cluster.watchdog_messages import (
-    ASKED,
-    BYE,
-    FAILED,
-    GAVE_UP,
-    LEAVES,
-    MEET,
-    READY,
-    REFUSED,
-    SPARES,
-)
 
-# waits end at almost the same moment; time for the last rank to say so, and what for
-GATHER_S = 2.0
-# launchers drop what they have not yet forwarded when a job is aborted: the reason would be lost
-FORWARD_S = 0.5
-# after the first rank is asked to end the job, until all are; then until they are killed
-END_S = (1.5, 2.5)
+GATHER_S = 2.0  # waits end at almost the same moment; for the last rank to say so, and what for
+FORWARD_S = 0.5  # launchers drop what they have not yet forwarded when a job is aborted
+END_S = (1.5, 2.5)  # from the first rank that is asked to end the job until all are, then killed
 ASK_S = 3.0  # for the watchdogs of other nodes to answer
 AGAIN_S = 5.0  # after which they are asked again, where ranks waited for one that was at work
-# and for the first node's to report, before one that has sent it trouble reports for itself
-ELSEWHERE_S = 3.0
+ELSEWHERE_S = 3.0  # for the first node's to report, before one that sent it trouble reports itself
 CONNECT_S = 60.0  # for the first rank
-# after the kill, for ranks that have not come yet: they learn, too, that the job ends
-LINGER_S = 6.0
-# for a launcher that is ending: its ranks see that it closes its sockets a moment before it has
-# ended
-LAUNCHER_S = 0.05
+LINGER_S = 6.0  # after the kill, for ranks that have not come yet: they learn that the job ends
+LAUNCHER_S = 0.05  # for a launcher that has closed its sockets to end
 COME_S = 2.0  # after the first rank is gone, for one that lives
 APART_S = 0.5  # between the ends of ranks of a node, of which none was ended by the launcher
 BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)  # that they end ranks with
@@ -128,9 +102,8 @@ class WatchdogPhase(IntEnum):
 
 
 class Watchdog:
-    """listener: where ranks connect, until all have.
+    """listener: where ranks connect, until all have.  nodes: the links to watchdogs of others.
 
-    nodes: the links to watchdogs of others.
     sure: whether a rank that is gone before all are known is the first: where launchers end a job,
     they kill the ranks of all its nodes.
     num_ranks: that the launcher has started on this node.
@@ -189,7 +162,8 @@ class Watchdog:
                 elif descriptor == self.launcher.descriptor:
                     self._lose_launcher()
                 elif descriptor in self.nodes.links:
-                    self._hear_node(descriptor)
+                    for node, message in self.nodes.hear(descriptor) or ():  # None: closed, and forgotten
+                        self._take(node, message)
                 elif descriptor in connections.lives:
                     self._lose(connections.lives[descriptor])
                 elif descriptor in connections.connected and not self._hear(
@@ -251,7 +225,7 @@ class Watchdog:
     def _admit_node(self) -> None:
         try:
             self.connections.listen_to([self.nodes.accept()])
-        except OSError:  # no descriptors are left; who finds this door shut reports for itself
+        except OSError:  # no descriptors are left; who can't connect reports for itself
             self.connections.forget(self.nodes.listener.fileno())
             self.nodes.listener.close()
             self.nodes.listener = None
@@ -271,9 +245,7 @@ class Watchdog:
             self._drop(rank)
 
     def _reason_of_the_end(self, rank: ConnectedRank) -> ConnectedRank | None:
-        """Return another rank that is ending and wasn't killed, if this one was, or is forgotten by now;
-        None without one.
-        """
+        """Return another rank that ends by itself, if this one was killed, or is forgotten."""
         if rank.slot is None or end_of(rank.where.pid) not in (None, *BY_LAUNCHERS):
             return None
         others = [(other, end_of(other.where.pid)) for other in self.connections.ranks if other is not rank]
@@ -297,7 +269,7 @@ class Watchdog:
         if (received := rank.receive()) is None:
             return False
         message, descriptors, complete = received
-        if message == BYE:
+        if message == messages.BYE:
             self._drop(rank)
             return True
         if rank.slot is None:
@@ -309,27 +281,25 @@ class Watchdog:
     def _hear_message(
         self, rank: ConnectedRank, message: bytes, descriptors: list[int], complete: bool
     ) -> None:
-        """Do what a message of a rank that is known asks for."""
         kind = message[:1]
         code, _, text = message[1:].decode(errors="replace").partition(" ")
-        if kind == FAILED or (kind == GAVE_UP and not self.met):
+        if kind == messages.FAILED or (kind == messages.GAVE_UP and not self.met):
             self._end(HangReport(text), int(code), first=rank)
-        elif kind == GAVE_UP:
+        elif kind == messages.GAVE_UP:
             self.gave_up[rank.number] = text
             self.ask_at = min(self.ask_at, time.monotonic() + GATHER_S)
-        elif kind == ASKED:
+        elif kind == messages.ASKED:
             self._be_asked(int(code or signal.SIGTERM), text)
-        elif kind == LEAVES:
-            # each rank that was asked says so
+        elif kind == messages.LEAVES:  # each rank that was asked says so
             if not self.in_order and not self.ended:
                 self.console.say(text)
             self.in_order = True
-        elif kind == SPARES:
+        elif kind == messages.SPARES:
             self.has_spares = True
-        elif kind == MEET and not complete:  # this process can't have more descriptors
+        elif kind == messages.MEET and not complete:  # this process can't have more descriptors
             close(descriptors)
-            rank.send(REFUSED)
-        elif kind == MEET:
+            rank.send(messages.REFUSED)
+        elif kind == messages.MEET:
             self.meeting = rank, int(message[1:]), descriptors
             self._meet()
 
@@ -338,17 +308,14 @@ class Watchdog:
         if not self.connections.greet(rank, descriptors):
             self._drop(rank)
             return
-        rank.send(READY + b" %d" % os.getpid())
+        rank.send(messages.READY + b" %d" % os.getpid())
         if self.ended:
             self._ask([rank])
         elif self.meeting:
             self._meet()
 
     def _meet(self) -> None:
-        """Begin to watch limits when all ranks of this node are known.
-
-        Refuse where there are more, of another one.
-        """
+        """Begin to watch limits when all ranks of this node are known; refuse if there are more."""
         rank, num_ranks, (stderr, meeting_fd, *door) = self.meeting
         if len(self.connections.ranks) < num_ranks:
             return
@@ -368,7 +335,7 @@ class Watchdog:
                 self._enter(WatchdogPhase.WATCHING)
         else:
             close((stderr, meeting_fd, *door))
-        rank.send(READY if complete else REFUSED)
+        rank.send(messages.READY if complete else messages.REFUSED)
 
     def _miss(self, rank: ConnectedRank, status: int | None) -> None:
         """Report a rank that is gone without a word. status: end_of() its process."""
@@ -418,7 +385,7 @@ class Watchdog:
             self._end(HangReport(f"mpitrain: {self._asked}the launcher ({self.launcher}) {how}"))
 
     def _launch_notes(self) -> str:
-        """Return what a report says besides of a rank that is gone before MPI has started."""
+        """Return what a report adds of a rank that is gone before MPI has started."""
         launcher = ""
         if self.launcher_lost or self.launcher.is_gone(LAUNCHER_S):
             self._forget_launcher()
@@ -427,11 +394,7 @@ class Watchdog:
         return launcher + (f"; {little}" if little else "")
 
     def _lost_launcher(self) -> str:
-        """Return what a report of a rank says besides when the launcher is gone as well.
-
-        MPICH's crashes when it can't answer a rank that was killed in MPI_Init; and when it is
-        killed, ranks are.
-        """
+        """MPICH's crashes when a rank is killed in MPI_Init; and when it is killed, ranks are."""
         return f"; and so is the launcher ({self.launcher}): either may have been the first"
 
     def _forget_launcher(self) -> None:
@@ -446,15 +409,12 @@ class Watchdog:
 
     @property
     def _asked(self) -> str:
-        """What a report begins with when ranks were asked to leave before."""
         return f"asked to leave ({self.asked_by}), then " if self.asked_by else ""
 
     # ------------------------------------------------------------ what the watchdog sees
 
     def _look(self, now: float) -> None:
-        """Ask around about a rank whose limit is over; ranks that wait are at fault only if none
-        here works.
-        """
+        """Ask around about a rank whose limit is over; if it waits, only where none here works."""
         ranks = [(rank, rank.where) for rank in self.connections.ranks]
         late = [where for rank, where in ranks if rank.is_late(where, now)]
         grace_s = GATHER_S if self.nodes.alone else GATHER_S + ELSEWHERE_S
@@ -462,13 +422,11 @@ class Watchdog:
         over = [where for where in waiting if now - where.since > where.limit_s + grace_s]
         before = self.suspects
         self.suspects = {(where.rank, where.since) for where in late + over}
+        # in two looks: this process, or all of the machine, may have stood still
         if before & self.suspects and (late or not any(where.state in AT_WORK for _, where in ranks)):
-            # for one look nobody is suspected: this process, or all of the machine, may have stood
-            # still
             self._ask_around()
 
     def _board(self) -> list[Rank]:
-        """Return where the ranks of this node are, and in which condition."""
         now = time.monotonic()
         ranks = []
         for rank in self.connections.ranks:
@@ -486,9 +444,7 @@ class Watchdog:
     # ------------------------------------------------------------ with the watchdogs of other nodes
 
     def _ask_around(self) -> None:
-        """Have it reported who is behind, by the first node's watchdog, which asks the others where
-        their ranks are.
-        """
+        """Have the first node's watchdog, which asks the others, report who is behind."""
         self.ask_at = float("inf")
         if self.phase is not WatchdogPhase.WATCHING:
             return
@@ -498,15 +454,7 @@ class Watchdog:
         self.nodes.broadcast({"say": "where" if self.nodes.is_hub else "trouble"})
         self._enter(WatchdogPhase.ASKING, ASK_S + (0.0 if self.nodes.is_hub else ELSEWHERE_S))
 
-    def _hear_node(self, descriptor: int) -> None:
-        heard = self.nodes.hear(descriptor)
-        if heard is None:
-            return  # closed, and so forgotten by the poll
-        for node, message in heard:
-            self._take(node, message)
-
     def _take(self, node: int, message: dict[str, Any]) -> None:
-        """Do as another watchdog says."""
         said = message["say"]
         if self.ended:
             return
@@ -571,8 +519,7 @@ class Watchdog:
             self.launcher.fail(FORWARD_S)
         if not self.met:
             self.console.close_own()
-        # launchers forward what they have read of each process, be it half a line: one after the
-        # other
+        # one after the other: launchers forward what they have read, be it half a line
         time.sleep(FORWARD_S)
         if report.behind:
             self._show_stacks(report.behind)
@@ -595,7 +542,6 @@ class Watchdog:
             self._kill()
 
     def _saved(self) -> int:
-        """Return the newest step that is saved, as far as a rank has said."""
         others = [rank.where.saved for board in self.boards.values() for rank in board]
         return max([self.saved, *others, *(rank.where.saved for rank in self.connections.ranks)])
 
@@ -628,8 +574,8 @@ def _reason(status: int | None) -> str:
 def main() -> None:
     """Watch.
 
-    The arguments: Watchdog.sure, num_ranks and starter, the descriptors of the listener and of the
-    launcher's stderr, or -1, and those of a LauncherProcess.
+    Arguments: sure, num_ranks, starter, descriptors of the listener and of the launcher's stderr
+    (-1: none), and those of a LauncherProcess.
     """
     sure, num_ranks, starter, listener, stderr, *launcher = map(int, sys.argv[1:])
     signal_when_parent_ends(signal.SIGCONT)

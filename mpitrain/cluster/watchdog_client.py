@@ -37,9 +37,9 @@ class WatchdogClient:
 
     def __init__(self, place: RankStatus):
         self._place = place
-        # Before this rank opens anything else. When a process ends, what it has open is closed in
-        # the order of the numbers, and the watchdog is to learn of it before the launcher does,
-        # which ends the others in no time. Its own socket is no. 9 under MPICH.
+        # Before this rank opens anything else: a process that ends closes its descriptors in their
+        # order, and the watchdog is to learn of it before the launcher, which ends the others in
+        # no time. Its own socket is no. 9 under MPICH.
         self._lifeline, self._alive = os.pipe()
         self._first: socket.socket | None = None  # to this launcher's watchdog here, if there can be one
         with suppress(OSError):
@@ -53,8 +53,7 @@ class WatchdogClient:
         self._has_spares = False
         self._meeting: bytes | None = None  # what the first rank of a node tells another watchdog
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        # wakes the thread of this rank, which listens (guard.py)
-        self.wakes, self._wake = os.pipe()
+        self.wakes, self._wake = os.pipe()  # for this rank's thread, which listens
         os.set_blocking(self._wake, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)  # while MPI runs, too
         # what ends a job is reported there, also when this rank writes to a log (run.logs)
@@ -105,28 +104,21 @@ class WatchdogClient:
             self._place.take(memory)
 
     def _greet(self, connection: socket.socket | None) -> None:
-        """Continue when a watchdog sees what happens to this rank, and no other one does.
-
-        Raises OSError or queue.Empty.
-        """
+        """Have this watchdog, and no other, see this rank. Raises OSError or queue.Empty."""
         if connection is None:
             return
         known = self.connection
         self.connection = connection
         self.wake()  # the thread has another to listen to
-        answer, _, pid = self._answer_of(connection, messages.GREETING, self._slot, self._lifeline).partition(
-            b" "
-        )
+        said = self._answer_of(connection, messages.GREETING, self._slot, self._lifeline)
+        answer, _, pid = said.partition(b" ")
         if answer != messages.READY:
             raise ConnectionError("it has ended")
         self._pid = int(pid)
         self._leave(known)
 
     def _answer_of(self, connection: socket.socket, message: bytes, *given: int) -> bytes:
-        """Send a watchdog a message with descriptors, and return what it answers to the thread.
-
-        Raises OSError or queue.Empty.
-        """
+        """Return what a watchdog answers to the thread. Raises OSError or queue.Empty."""
         self._answers = queue.SimpleQueue()  # that one has ended may be in the other
         socket.send_fds(connection, [message], given)
         return self._answers.get(timeout=READY_S)
@@ -155,35 +147,26 @@ class WatchdogClient:
         self.wake()  # the thread listens to another, or looks no more
 
     def _introduce_ranks(self, world: World, meeting: Meeting, door: socket.socket | None) -> bool:
-        """Tell the watchdog which ranks are here.
-
-        Return whether it watches them. Collective over the ranks of this node.
-        """
-        return world.node.bcast(
-            self._introduce(world.node.size, meeting, door) if world.node.rank == 0 else None
-        )
+        """Return whether the watchdog watches the ranks of this node. Collective over them."""
+        first = world.node.rank == 0
+        return world.node.bcast(self._introduce(world.node.size, meeting, door) if first else None)
 
     def _introduce(self, num_ranks: int, meeting: Meeting, door: socket.socket | None) -> bool:
         connection = self.connection
         if connection is None:
             return False
-        try:
+        with suppress(OSError, queue.Empty):
             meeting_fd = meeting.written()
-        except OSError:
-            return False
-        try:
-            given = self.console, meeting_fd, *([] if door is None else [door.fileno()])
-            return self._answer_of(connection, messages.MEET + b"%d" % num_ranks, *given) == messages.READY
-        except (OSError, queue.Empty):
-            return False
-        finally:
-            os.close(meeting_fd)
+            try:
+                given = self.console, meeting_fd, *([] if door is None else [door.fileno()])
+                answer = self._answer_of(connection, messages.MEET + b"%d" % num_ranks, *given)
+            finally:
+                os.close(meeting_fd)
+            return answer == messages.READY
+        return False
 
     def _start_for_node(self, world: World) -> bool:
-        """Start a watchdog for the ranks of this node; return whether all are connected.
-
-        Collective over these ranks.
-        """
+        """Return whether all ranks of this node are connected to another. Collective over them."""
         address = world.node.bcast(self._start() if world.node.rank == 0 else None)
         if not address:
             return False
@@ -219,7 +202,7 @@ class WatchdogClient:
             self.tell(messages.SPARES, 0, "")
 
     def _leave(self, known: socket.socket | None) -> None:
-        """Have a watchdog forget this rank, and close the connection that a thread may hear."""
+        """Have a watchdog forget this rank: it closes the connection, which a thread may hear."""
         if known is not None:
             with suppress(OSError):
                 known.send(messages.BYE)
@@ -240,10 +223,9 @@ class WatchdogClient:
             abort(int(said))
 
     def _replace(self) -> None:
-        """Have another watchdog in place of one that was killed.
+        """Have another watchdog in place of one that was killed. Called by the thread.
 
-        This rank's thread calls it: it takes the answer itself. Where there are several nodes it
-        doesn't know the others: it reports who is gone, and this rank watches its own limit.
+        It doesn't know other nodes: with several it reports who is gone; ranks watch their limits.
         """
         self.joined = False
         with suppress(OSError):
@@ -281,10 +263,7 @@ class WatchdogClient:
                 send_signal(self._pid, signal.SIGCONT)
 
     def _speak_for(self) -> None:
-        """Print what the watchdog was to print, and end the job.
-
-        The launcher waits for the watchdog, which therefore is killed.
-        """
+        """Print what the watchdog was to print, kill it (the launcher waits), and end the job."""
         _, report, code = self.undelivered
         if self.connection is not None and self._pid:
             send_signal(self._pid, signal.SIGKILL)
@@ -298,9 +277,7 @@ class WatchdogClient:
         self.connection.send(kind + b"%d " % code + text.encode(errors="replace")[-MOST_TEXT:])
 
     def end_job(self, report: str, code: int, kind: bytes = messages.FAILED) -> None:
-        """Have a report printed and the job ended, by the watchdog, which prints the first one only, or
-        here.
-        """
+        """Have the watchdog report and end the job (the first report counts), or do it here."""
         flush()
         here = with_saved(report, NOT_KNOWN if code == BAD_INPUT else self._place.saved)
         try:
@@ -316,21 +293,15 @@ class WatchdogClient:
 
 
 def ready(descriptors: list[int], timeout_s: float | None) -> set[int]:
-    """Wait until there is something to read, or an end; return where.
-
-    It isn't done by select(), which takes no number above 1023.
-    """
-    poll = select.poll()
+    """Wait until there is something to read, or an end; return where."""
+    poll = select.poll()  # select() takes no number above 1023
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
     return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)}
 
 
 def _meeting_of(world: World) -> tuple[Meeting, socket.socket | None]:
-    """Return how this node's watchdog finds those of the others, and the door of the first node's, on rank 0.
-
-    Collective.
-    """
+    """Return how watchdogs find one another, and on rank 0 the door of its own. Collective."""
     if world.num_nodes == 1:
         return Meeting(names=(os.uname().nodename,)), None
     door, offer = None, None

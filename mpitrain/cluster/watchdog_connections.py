@@ -1,7 +1,7 @@
 """Whom a watchdog hears: ranks of its node, the watchdogs of others, and the end of its launcher.
 
-Each rank has a connection, for messages, and a lifeline. epoll gives what happened in its order, but
-for a descriptor that it has given already: that stays in front.
+Each rank has a connection, for messages, and a lifeline. epoll gives events in their order, but a
+descriptor that it has given already stays in front.
 
 Standard library only.
 """
@@ -67,8 +67,7 @@ class Connections:
         self.listener = listener
         self.connected: dict[int, ConnectedRank] = {}
         self.lives: dict[int, ConnectedRank] = {}
-        # descriptors of ranks that are known no more, though the poll may still tell of them
-        self._dropped: set[int] = set()
+        self._dropped: set[int] = set()  # descriptors of which the poll may still tell
         self._launcher = launcher.descriptor
         self._poll = select.epoll()
         self.listen_to(number for number in (listener, launcher.descriptor) if number is not None)
@@ -100,8 +99,7 @@ class Connections:
         """Let a rank of this node in, nobody else's process; return False if none can be any more."""
         try:
             connection, _ = self.listener.accept()
-        except OSError:
-            # of descriptors there are no more: who finds the door shut starts another watchdog
+        except OSError:  # no descriptors are left; who can't connect starts another watchdog
             self.close_listener()
             return False
         if peer_of(connection).uid != os.getuid():
@@ -112,10 +110,7 @@ class Connections:
         return True
 
     def greet(self, rank: ConnectedRank, descriptors: list[int]) -> bool:
-        """Know a rank from now on.
-
-        Return False for one whose descriptors didn't come, as where this process can't have more.
-        """
+        """Know a rank from now on; return False if its descriptors didn't come: too many."""
         try:
             slot, life = descriptors
             rank.slot = seen_slot(slot)  # which is one more

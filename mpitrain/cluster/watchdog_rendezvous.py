@@ -1,11 +1,9 @@
-"""How ranks find the watchdog of their node, from their first line.
+"""How ranks find the watchdog of their node, long before MPI knows which ranks are there.
 
-Long before MPI knows which ranks are there.
-
-    connect_to_job()   at a socket that has the name of what the ranks of one launcher on this node
-                    have in common; who comes first starts it
-    start(address)  at a name that its starter tells: where launchers say nothing of the kind,
-                    or one host plays several nodes
+    connect_to_job()  at a socket named after what the ranks of one launcher on this node have in
+                      common; who comes first starts it
+    start(address)    at a name that its starter tells: where launchers say nothing of the kind,
+                      or one host plays several nodes
 
 The name of such a socket has no file: it needs no disk, and goes with the process.
 """
@@ -23,17 +21,13 @@ from mpitrain.cluster.processes import peer_of
 from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import OPEN_MPI, launch
 
-# while another rank starts it
-TRIES = 200
+TRIES = 200  # while another rank starts it
 AGAIN_S = 0.01
 BACKLOG = 4096  # ranks that it has not let in yet: it starts while they connect
 
 
 def connect_to_job() -> socket.socket | None:
-    """Return a connection to the watchdog of this launcher's ranks on this node; None where that can't be.
-
-    Raises OSError.
-    """
+    """Return a connection to this launcher's watchdog on this node, or None. Raises OSError."""
     job = _job()
     if not job or not launched() or not sys.platform.startswith("linux"):  # it reads /proc
         return None
@@ -72,7 +66,7 @@ def start(address: str) -> bool:
             return False
         listener.listen(BACKLOG)
         started = launch()
-        # which asks ranks to end before it kills them
+        # Open MPI asks ranks to end before it kills them
         sure = on_one_node() or (started is not None and started.name == OPEN_MPI)
         console = stderr_of_launcher()
         launcher = launcher_above()
@@ -106,10 +100,7 @@ def start(address: str) -> bool:
 
 
 def _job() -> str:
-    """Return what the ranks of one launcher on this node have in common and no others have.
-
-    "" if nothing is known.
-    """
+    """Return what the ranks of one launcher on this node alone have in common; "": not known."""
     step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     known = os.environ.get("PMIX_NAMESPACE", ""), str(pmi_server() or ""), "-".join(step) if all(step) else ""
     return " ".join((os.readlink("/proc/self/ns/pid"), *known)) if any(known) else ""

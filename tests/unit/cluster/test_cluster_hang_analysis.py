@@ -30,6 +30,7 @@ from mpitrain.cluster.status_board import (
     read_slot,
 )
 from mpitrain.cluster.watchdog import WatchdogPhase
+from mpitrain.cluster.watchdog_messages import GAVE_UP, READY
 
 
 def rank(
@@ -310,7 +311,7 @@ class Node:
         """Let a rank be known to the watchdog, and return it."""
         played = PlayedRank(self.address, rank, limit_s)
         played.place.enter("save", f"at work for rank {rank}", state)
-        assert played.connection.recv(16).startswith(watchdog.READY)
+        assert played.connection.recv(16).startswith(READY)
         played.connection.settimeout(0.1)
         return played
 
@@ -360,7 +361,7 @@ def test_a_rank_that_gave_up_a_wait_and_is_gone_is_not_the_trouble(monkeypatch, 
         monkeypatch.setattr(watchdog, name, seconds)
     node = Node(WatchdogNodes(), 0, WAITING, 60.0)
     gone = node.joined_by(1, WAITING, 60.0)
-    gone.connection.send(watchdog.GAVE_UP + b"1 mpitrain: rank 1 waits for rank 0")
+    gone.connection.send(GAVE_UP + b"1 mpitrain: rank 1 waits for rank 0")
     gone.die()
     until = time.monotonic() + patience(30)
     while not node.asked_to_end():
