@@ -9,11 +9,10 @@
                 print(line["step"], line["loss"])
         weight = run.array("parameters/embedding.weight")
 
-A run that is stepped here is the run of `mpitrain run`: the same bits, files, messages, limits, checkpoints,
-and the same end when a rank fails. All ranks call the same methods in the same order.
-
-Methods are called within the block, by one thread at a time, in the process that opened the run:
-MPI's state is of that process alone. A child that it forks ends where it leaves the block.
+It is the run of `mpitrain run`: the same bits, files, messages, limits, checkpoints, and the same
+end when a rank fails. All ranks call the same methods in the same order, within the block, by one
+thread at a time, in the process that opened the run. A child that it forks ends where it leaves the
+block.
 """
 
 import os
@@ -45,15 +44,12 @@ if TYPE_CHECKING:
 def open_run(path: str | None = None, *overrides: str) -> Iterator["OpenRun"]:
     """Start MPI, prepare or resume a run, and end both with the block.
 
-    Collective over all ranks of the job. MPI starts once, so a process opens one run.
-
-    path: of a TOML file; None: the quickstart.
+    Collective over all ranks of the job. path: of a TOML file; None: the quickstart.
     overrides: as after --set, "parallel.pp=2".
 
-    An error that all ranks have (bad input, a time limit) is printed once, and the process ends with its exit
-    code; any other error of a rank, in the block too, ends the whole job with one report (cluster/guard.py).
-
-    Raises ConfigError outside of the main thread, and in a process that has opened a run before.
+    An error that all ranks have (bad input, a time limit) is printed once, and the process ends with
+    its exit code; any other, in the block too, ends the job with one report (cluster/guard.py).
+    Raises ConfigError outside of the main thread, and in a process that has opened a run.
     """
     _require_first(path, overrides)
     entry.settle_libraries()
@@ -82,10 +78,8 @@ def _require_first(path: object, overrides: tuple[object, ...]) -> None:
     if not isinstance(path, str | os.PathLike | None):
         raise ConfigError(f"open_run: found {shown(path)}; give the path of a TOML file, or None")
     if is_guarded():
-        raise ConfigError(
-            "open_run: this process has opened a run before, and MPI starts only once in a "
-            "process; start another process for another run"
-        )
+        before = "this process has opened a run before, and MPI starts only once in a process"
+        raise ConfigError(f"open_run: {before}; start another process for another run")
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("open_run: called in a thread, which hears no signals; use the main thread")
     for override in overrides:
@@ -123,7 +117,7 @@ def _forks_end() -> Iterator[None]:
 
 
 def _end_process(code: object) -> None:
-    """End this process as sys.exit(code) does, but for what is done at the end of a process."""
+    """End this process as sys.exit(code) does, without its exit handlers."""
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = FAILED
@@ -138,39 +132,30 @@ class _Door:
     def __init__(self):
         self._owner = os.getpid()
         self._inside = threading.Lock()
-        self._shut = False
-
-    def shut(self) -> None:
-        self._shut = True
+        self.shut = False
 
     @contextmanager
     def within(self, method: str) -> Iterator[None]:
         """Hold the run for a method. Raises ConfigError where it can't be called."""
+        why = ""
         if os.getpid() != self._owner:
-            self._refuse(
-                method, "in a process that was forked, and isn't a rank", "call it in the rank itself"
-            )
-        if self._shut:
-            self._refuse(method, "after the end of the run", "call it within the block of open_run")
-        if is_finalized():
-            self._refuse(method, "after MPI was finalised", "leave that to the end of the block")
-        if not self._inside.acquire(blocking=False):
-            self._refuse(method, "while another thread is in a method", "let one thread call them")
+            why = "in a process that was forked, and isn't a rank; call it in the rank itself"
+        elif self.shut:
+            why = "after the end of the run; call it within the block of open_run"
+        elif is_finalized():
+            why = "after MPI was finalised; leave that to the end of the block"
+        elif not self._inside.acquire(blocking=False):
+            why = "while another thread is in a method; let one thread call them"
+        if why:
+            raise ConfigError(f"OpenRun.{method}: called {why}")
         try:
             yield
         finally:
             self._inside.release()
 
-    @staticmethod
-    def _refuse(method: str, where: str, change: str) -> NoReturn:
-        raise ConfigError(f"OpenRun.{method}: called {where}; {change}")
-
 
 class OpenRun:
-    """A run that is open, on one rank. Made by open_run().
-
-    live: is given the line on a terminal that shows the steps.
-    """
+    """A run that is open, on one rank. Made by open_run(). live: takes the terminal's line."""
 
     def __init__(self, trainers: "Trainers", live: ExitStack):
         self._trainers = trainers
@@ -212,11 +197,11 @@ class OpenRun:
         return self._trainer.counts.step
 
     def steps(self) -> Iterator[dict]:
-        """Run the steps that are left up to run.steps, each when it is asked for.
+        """Run the steps that are left up to run.steps, each when it is asked for. Collective.
 
-        Yields what metrics.jsonl has of it. Collective over all ranks. The loop may be left, and continued
-        by another call; what comes after the last step that was saved (run.save_every) is lost with
-        the block. A run that has to leave early (a signal, its time) saves, and yields no more.
+        Yields what metrics.jsonl has of it. The loop may be left, and continued by another call; steps
+        after the last one saved (run.save_every) are lost with the block. A run that has to leave
+        early (a signal, its time) saves, and yields no more.
         """
         while (line := self._next_line()) is not None:
             yield line
@@ -256,7 +241,6 @@ class OpenRun:
         """Return a weight or a moment, whole, on every rank, as index.h5 of a checkpoint has it.
 
         name: one of arrays(). Collective over all ranks. The array is the caller's.
-
         Raises ConfigError, alike on all ranks, for a name that no rank has.
         """
         import numpy as np
@@ -284,13 +268,10 @@ class OpenRun:
         return parts
 
     def end(self) -> int:
-        """End what is under way, and say how it went if the run is over; return the exit code.
-
-        Collective over all ranks. open_run() calls it.
-        """
+        """End what is under way, say how it went if it is over; return the exit code. Collective."""
         if self._code is None:
             with self._door.within("end()"):
-                self._door.shut()
+                self._door.shut = True
                 self._code = self._ended()
         return self._code
 

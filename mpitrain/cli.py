@@ -51,10 +51,7 @@ if TYPE_CHECKING:
 
 
 class MissingCommand(click.UsageError):
-    """A group of commands was called without one.
-
-    Its help on standard error, whatever version of click is there, and exit code 2.
-    """
+    """A group was called without a command: its help on standard error, by any click; exit code 2."""
 
     def __init__(self, context: click.Context):
         super().__init__("a command is missing", context)
@@ -64,9 +61,7 @@ class MissingCommand(click.UsageError):
 
 
 class Command(click.Command):
-    """Stands in the help of its group with its whole first sentence, which click would cut at the
-    end of the line.
-    """
+    """Stands in its group's help with its whole first sentence, which click would cut."""
 
     def get_short_help_str(self, limit: int = 0) -> str:
         return super().get_short_help_str(INTEGERS)
@@ -124,9 +119,7 @@ OVERRIDE = option_named("overrides", overrides_option())
 
 
 def main() -> None:
-    """Run the command line; errors are reported once, by the first rank of the launcher, and end
-    with their exit code.
-    """
+    """Run the command line; an error is reported by the first rank, and ends all with its code."""
     entry.settle_libraries()
     std_streams.settle()
     try:
@@ -136,11 +129,11 @@ def main() -> None:
     except click.ClickException as error:
         error.message = shown(error.message)  # what was typed, perhaps thousands of characters
         code = entry.on_first_rank(error.show, error.exit_code)
-    except MpitrainError as error:
-        entry.report_error(error)
-        code = error.exit_code
-    except (ImportError, OSError) as error:
-        fault = storage_fault(error) if isinstance(error, OSError) else library_fault(error)
+    except (MpitrainError, ImportError, OSError) as error:
+        if isinstance(error, OSError):
+            fault = storage_fault(error)
+        else:
+            fault = error if isinstance(error, MpitrainError) else library_fault(error)
         if fault is None:
             raise
         entry.report_error(fault)
@@ -152,7 +145,7 @@ def main() -> None:
 
 
 def _say(text: str) -> None:
-    """Print lines without what a terminal would obey: names and texts may be a stranger's."""
+    """Print lines, without what a terminal would obey: names and texts may be a stranger's."""
     click.echo(folded(printable(text), columns()))
 
 
@@ -163,7 +156,7 @@ def _answer(text: str) -> None:
 
 
 def guarded_command(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the guard of its process; what it can't import is reported as any other trouble."""
+    """Give a command its process's guard, which reports also what it can't import."""
 
     @wraps(command)
     def start(**asked) -> int:
@@ -354,12 +347,9 @@ def _compare_layouts(guard: "Guard", config: str | None, overrides: tuple[str, .
 @cli.command("import", short_help="Create a run from the weights of a Hugging Face folder.")
 @PATH
 @click.option(
-    "--to",
-    "target",
-    required=True,
-    type=NAME,
+    "--to", "target", required=True, type=NAME,
     help="New run directory, or a step, RUN/checkpoints/step-00000000.",
-)
+)  # fmt: skip
 @OVERRIDE
 @team_command
 def import_weights(team: "Team", **asked) -> int:
@@ -379,16 +369,14 @@ def import_weights(team: "Team", **asked) -> int:
 @click.option("--to", "target", required=True, type=NAME, help="New folder.")
 @click.option("--step", type=StepOrBest(), metavar="STEP", help=WORDS_OF_STEP)
 @click.option(
-    "--dtype",
-    type=click.Choice(("fp64", "fp32", "fp16", "bf16")),
+    "--dtype", type=click.Choice(("fp64", "fp32", "fp16", "bf16")),
     help="Tensor type; default: the run's compute type.",
-)
+)  # fmt: skip
 @click.option("--shard-size", default="5GB", metavar="SIZE", help="Maximum size of a file.")
 @click.option(
-    "--prove/--no-prove",
-    default=None,
+    "--prove/--no-prove", default=None,
     help="Compare logits with transformers; default: for small models, where it is installed.",
-)
+)  # fmt: skip
 @team_command
 def export(team: "Team", path: str, target: str, **asked) -> int:
     """Export a step as a Hugging Face folder, read it back, and compare every weight.
@@ -412,11 +400,9 @@ def job() -> None:
 
 RUNS = click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path())
 OVER = click.option(
-    "--over",
-    default="step",
-    type=click.Choice(("step", "tokens", "hours")),
+    "--over", default="step", type=click.Choice(("step", "tokens", "hours")),
     help="Horizontal axis of the curves.",
-)
+)  # fmt: skip
 MOST_STARTS = option_named("most", most_starts())
 
 
@@ -429,13 +415,9 @@ def _for_scheduler(kind: str, title: str) -> None:
         return main(kind, request, _say)
 
 
-for _kind, _title in {
-    "slurm": "Slurm",
-    "pbs": "PBS",
-    "lsf": "LSF",
-    "flux": "Flux",
-    "kubernetes": "Kubernetes' MPI operator",
-}.items():
+SCHEDULERS = {"slurm": "Slurm", "pbs": "PBS", "lsf": "LSF", "flux": "Flux"}
+SCHEDULERS["kubernetes"] = "Kubernetes' MPI operator"
+for _kind, _title in SCHEDULERS.items():
     _for_scheduler(_kind, _title)
 
 
@@ -538,13 +520,9 @@ def report(runs: tuple[str, ...], out: str, over: str) -> int:
 @RUNS
 @click.option("--out", required=True, metavar="FILE", type=NAME, help="The picture: .svg or .png.")
 @click.option(
-    "--curve",
-    "curves",
-    multiple=True,
-    default=("loss",),
-    metavar="NAME",
+    "--curve", "curves", multiple=True, default=("loss",), metavar="NAME",
     help="A number of metrics.jsonl, such as loss, val_loss or grad_norm; a panel each.",
-)
+)  # fmt: skip
 @OVER
 def plot(runs: tuple[str, ...], out: str, curves: tuple[str, ...], over: str) -> int:
     """Draw curves of one run or several, a panel each, in the width of a paper's column."""
@@ -846,12 +824,9 @@ def verify_checkpoints(team: "Team", **asked) -> int:
 @click.argument("one", metavar="A", type=NAME)
 @click.argument("other", metavar="B", type=NAME)
 @click.option(
-    "--only",
-    default="",
-    show_default=False,
-    metavar="PREFIX",
+    "--only", default="", show_default=False, metavar="PREFIX",
     help="Only arrays with this prefix, such as parameters/",
-)
+)  # fmt: skip
 @team_command
 def diff_checkpoints(team: "Team", **asked) -> int:
     """Print the differences between two steps, whatever layouts wrote them.
@@ -904,18 +879,13 @@ def repair_checkpoints(**asked) -> int:
     "--every", default=0, type=click.IntRange(0), help="Also keep steps that are multiples of this; 0: none."
 )
 @click.option(
-    "--best",
-    default=0,
-    type=click.IntRange(0),
+    "--best", default=0, type=click.IntRange(0),
     help="Also keep this many best steps, by default those with the lowest validation loss.",
-)
+)  # fmt: skip
 @click.option(
-    "--best-by",
-    default="val_loss",
-    metavar="METRIC",
-    type=NAME,
+    "--best-by", default="val_loss", metavar="METRIC", type=NAME,
     help="Metric of --best, as in --step best:METRIC.",
-)
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 @first_rank_command("removing steps")
 def prune_checkpoints(**asked) -> int:

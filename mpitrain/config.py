@@ -28,6 +28,7 @@ from mpitrain.origins import KeyOrigin, Origins
 MOST_BYTES = 1 << 18  # of a configuration file
 MOST_DOTS = 1_000  # in a line: tomllib's memory grows with the square of a dotted key's parts
 MOST_BASES = 32
+TOO_DEEP = "brackets within brackets, too deep; no key needs more than one"
 MOST_THREADS = 1_024  # no node has more cores; glibc ends a process that can't start as many
 
 Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -611,45 +612,23 @@ class Config(ConfigTable, frozen=True):
     comm: Comm = Comm()
 
 
-# What a resolved configuration has of a key that was left open, where neither the preset nor the
-# family says anything.
+# of keys that were left open, where neither the preset nor the family says anything
 NEUTRAL: dict[str, dict[str, Any]] = {
     # the weight: DeepSeek-V3 (arXiv:2412.19437, section 4.2), for most of its training
     "model": dict(mtp=0, mtp_weight=0.3, vocab_multiple=1, padding=0),
-    "attention": dict(
-        head_width=0,
-        yarn_length=0,
-        dynamic_length=0,
-        llama3_length=0,
-        kv_rank=0,
-        rotary_width=0,
-        value_width=0,
-    ),
+    "attention": dict(head_width=0, yarn_length=0, dynamic_length=0, llama3_length=0)
+    | dict(kv_rank=0, rotary_width=0, value_width=0),
     "experts": dict(count=0, active=0, width=0, groups=0, groups_active=0, every=0),
 }
 
-# of presets that say nothing else; runs made before there was a choice are of it, too
-FIRST_FAMILY = "llama"
-
-# the table of a run directory's config.toml that a run doesn't read, and its readers do
-DERIVED = "derived"
-
+FIRST_FAMILY = "llama"  # of presets that say nothing else, and of runs before there was a choice
+DERIVED = "derived"  # the table of a run directory's config.toml for its readers, not for the run
 SCALARS = (bool, int, float, datetime.date, datetime.time)  # of TOML
 PATHS = (
-    "run.dir",
-    "run.staging",
-    "run.machine",
-    "recovery.folder",
-    "data.path",
-    "data.val_path",
-    "data.tokenizer",
-    "data.tokens",
-    "experts.replay",
-    "model.init",
-    "pipeline.schedule",
+    *("run.dir", "run.staging", "run.machine", "recovery.folder", "data.path", "data.val_path"),
+    *("data.tokenizer", "data.tokens", "experts.replay", "model.init", "pipeline.schedule"),
     "pipeline.trace",
 )
-
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 
@@ -709,13 +688,11 @@ def parse(tree: Mapping[str, Any], typed: Collection[str] = ()) -> Config:
     try:
         config = msgspec.convert(_at_home(tree), Config, strict=True)
     except (msgspec.ValidationError, ValueError, OverflowError, RecursionError) as error:
-        # until msgspec 0.21 the first is no ValueError
-        # TOML has no null: the key is left out
+        # until msgspec 0.21 the first is no ValueError; TOML has no null: the key is left out
         what, _, place = str(error).replace(" | null`", "`").partition(" - at `$.")
         place = place.rstrip("`")
-        raise ConfigError(
-            f"{shown(place)}: {what[0].lower()}{shown(what[1:])}{_instead(tree, place)}"
-        ) from None
+        refusal = f"{what[0].lower()}{shown(what[1:])}{_instead(tree, place)}"
+        raise ConfigError(f"{shown(place)}: {refusal}") from None
     for key, value in flatten(config).items():
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str):
@@ -734,9 +711,7 @@ def _require_finite(key: str, value: Any) -> None:
 
 
 def _at_home(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tree with `~` in front of paths replaced by the home folder, which no shell does
-    after `--set run.dir=`.
-    """
+    """Return the tree with the home folder for `~` in paths: no shell does it after --set."""
     resolved = {table: dict(keys) for table, keys in tree.items()}
     for key in PATHS:
         table, _, name = key.partition(".")
@@ -755,31 +730,21 @@ def _expanded(key: str, value: Any) -> Any:
     path = os.path.expanduser(value)
     if path == value:
         user = shown(value.partition("/")[0])
-        raise ConfigError(
-            f'{key} = "{shown(value)}": found no home folder of {user}; write the whole path, or ./{user} '
-            "for a name"
-        )
+        instead = f"write the whole path, or ./{user} for a name"
+        raise ConfigError(f'{key} = "{shown(value)}": found no home folder of {user}; {instead}')
     return path
 
 
 def _instead(tree: Mapping[str, Any], place: str) -> str:
-    """Return what msgspec doesn't say of a wrong value at `table.key`, or of an item of it.
-
-    The choices there are, or else the value.
-    """
+    """Return what msgspec doesn't say of a wrong value at `table.key`: its choices, or the value."""
     if not place:
         return ""
     kind: Any = Config
     for name in place.partition("[")[0].split("."):
         kind = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}[name]
         tree = tree[name]
-    choices = [
-        choice
-        for some in (kind, *get_args(kind))
-        if get_origin(some) is Literal
-        for choice in get_args(some)
-        if choice
-    ]
+    literals = [some for some in (kind, *get_args(kind)) if get_origin(some) is Literal]
+    choices = [choice for literal in literals for choice in get_args(literal) if choice]
     if choices:
         choices += ["true", "false"] * (bool in get_args(kind))
         instead = config_hints.instead_of_value(place, tree)
@@ -790,26 +755,18 @@ def _instead(tree: Mapping[str, Any], place: str) -> str:
 
 
 def _require_writable(key: str, value: str) -> None:
-    """Raise ConfigError for text that config.toml can't hold, and no resumed run could read.
-
-    Paths needn't be UTF-8, TOML is.
-    """
+    """Raise ConfigError for text that config.toml can't hold: paths needn't be UTF-8, TOML is."""
+    refusal = ""
+    change = "rename it, or link to it by another name"
     if "\0" in value:
-        raise ConfigError(
-            f'{key} = "{shown(value)}": found a NUL character, which no path and no name has; leave it out'
-        )
-    try:
-        value.encode()
-        if not is_one_line(value):
-            refusal = (
-                f'{key} = "{shown(value)}": found a line break, or another character that controls a terminal'
-            )
-            raise ConfigError(f"{refusal}; rename it, or link to it by another name")
-    except UnicodeEncodeError:
-        refusal = f'{key} = "{shown(value)}": found bytes that are not UTF-8'
-        raise ConfigError(
-            f"{refusal}, which config.toml can't hold; rename it, or link to it by another name"
-        ) from None
+        refusal = "found a NUL character, which no path and no name has"
+        change = "leave it out"
+    elif any("\ud800" <= c <= "\udfff" for c in value):  # os.fsdecode() has these for such bytes
+        refusal = "found bytes that are not UTF-8, which config.toml can't hold"
+    elif not is_one_line(value):
+        refusal = "found a line break, or another character that controls a terminal"
+    if refusal:
+        raise ConfigError(f'{key} = "{shown(value)}": {refusal}; {change}')
 
 
 def _plugins(tree: Mapping[str, Any]) -> set[str]:
@@ -817,10 +774,7 @@ def _plugins(tree: Mapping[str, Any]) -> set[str]:
 
 
 def _is_of_a_run(tree: Mapping[str, Any], real: str) -> bool:
-    """Return whether a file is the config.toml of a run directory, which a run has written.
-
-    A copy by another name is the user's own.
-    """
+    """Return whether a run has written a config.toml; a copy by another name is the user's own."""
     folder = Path(real).parent
     written = DERIVED in tree or config_hints.recognised(folder) == config_hints.RUN_DIRECTORY
     return Path(real).name == "config.toml" and written
@@ -839,14 +793,11 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, 
         asked = f", the base of {shown(list(seen.values())[-1])}" if seen else ""
         raise ConfigError(f"{shown(path)}{asked}: {error.strerror}; {_to_give(path)}") from None
     if real in seen:
-        raise ConfigError(
-            f"{shown(path)}: base leads back to itself through {shown(' -> '.join(map(str, seen.values())))}"
-        )
+        through = shown(" -> ".join(map(str, seen.values())))
+        raise ConfigError(f"{shown(path)}: base leads back to itself through {through}")
     if len(seen) > MOST_BASES:
-        raise ConfigError(
-            f"{shown(path)}: found a base of a base, {len(seen)} times; at most {MOST_BASES} are "
-            "read, join some of them"
-        )
+        most = f"at most {MOST_BASES} are read, join some of them"
+        raise ConfigError(f"{shown(path)}: found a base of a base, {len(seen)} times; {most}")
     tree = toml_of(text, path)
     if not _is_of_a_run(tree, real):
         typed |= _plugins(tree)
@@ -870,7 +821,7 @@ def _read(path: Path, seen: dict[str, Path], typed: set[str], by_key: dict[str, 
 
 
 def _to_give(path: Path, otherwise: str = "give the path of a TOML file") -> str:
-    """Return what to give instead of a path that holds no TOML, if it is known what it holds."""
+    """Return what to give instead of a path that holds no TOML."""
     recognised = config_hints.recognised(path)
     if not recognised and "=" in str(path):
         return f"a key is changed by --set {shown(path)}"
@@ -879,32 +830,22 @@ def _to_give(path: Path, otherwise: str = "give the path of a TOML file") -> str
     if recognised == config_hints.RUN_DIRECTORY:
         return f"it is {recognised}: give {shown(path / 'config.toml')}"
     sizes = config_hints.keys_of_model(path)
-    return (
-        f"it is {recognised}, needed a TOML file"
-        + f"; such a model is trained from the beginning with {sizes}" * bool(sizes)
-    )
+    trained = f"; such a model is trained from the beginning with {sizes}" if sizes else ""
+    return f"it is {recognised}, needed a TOML file{trained}"
 
 
 def toml_of(text: str, path: Path) -> dict[str, Any]:
-    """Return the tables of a file's text, of whatever depth and length. Raises ConfigError if it is no TOML.
-
-    path: where it is from.
-    """
+    """Return the tables of a file's text, however deep or long. Raises ConfigError for no TOML."""
     where = shown(path)
-    dots, number = max(
-        ((line.count("."), number) for number, line in enumerate(text.splitlines(), start=1)), default=(0, 0)
-    )
+    counts = ((line.count("."), number) for number, line in enumerate(text.splitlines(), start=1))
+    dots, number = max(counts, default=(0, 0))
     if dots > MOST_DOTS:
-        raise ConfigError(
-            f"{where}: found {dots:,} dots in line {number}, at most {MOST_DOTS:,} are read; divide it"
-        )
+        most = f"at most {MOST_DOTS:,} are read; divide it"
+        raise ConfigError(f"{where}: found {dots:,} dots in line {number}, {most}")
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise ConfigError(
-            f"{where}: not TOML that can be read: brackets within brackets, too deep; no key needs "
-            "more than one"
-        ) from None
+        raise ConfigError(f"{where}: not TOML that can be read: {TOO_DEEP}") from None
     except ValueError as error:  # besides what is no TOML, numbers of more than 4,300 digits
         advice = _to_give(path, "correct the file")
         raise ConfigError(f"{where}: not valid TOML: {shown(error)}; {advice}") from None
@@ -967,24 +908,18 @@ def _value(text: str, override: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except RecursionError:
-        raise ConfigError(
-            f"--set {shown(override)}: found brackets within brackets, too deep; no key needs more than one"
-        ) from None
+        raise ConfigError(f"--set {shown(override)}: found {TOO_DEEP}") from None
     except ValueError as error:
         raise ConfigError(f"--set {shown(override)}: {shown(error)}") from None
     if len(document) > 1:
-        raise ConfigError(
-            f"--set {shown(override)}: found another key after the value; give each its own --set"
-        )
+        found = "found another key after the value; give each its own --set"
+        raise ConfigError(f"--set {shown(override)}: {found}")
     # 12:00:00 is a length here, not an hour
     return text.strip() if isinstance(document["value"], datetime.time) else document["value"]
 
 
 def as_override(key: str, text: str) -> str:
-    """Return `key=text` as a word for a shell after --set.
-
-    Text that TOML would take for a number, or for a date, is quoted.
-    """
+    """Return `key=text` as a shell's word after --set; quoted if TOML had a number or date there."""
     try:
         plain = _value(text, key) == text
     except ConfigError:
@@ -993,18 +928,13 @@ def as_override(key: str, text: str) -> str:
 
 
 def _refuse_unknown(tree: Any, kind: type[msgspec.Struct], prefix: str, where: str = "") -> None:
-    """Raise ConfigError for the first key that `kind` doesn't have, with the nearest ones it has.
-
-    where: the file, if it is known.
-    """
+    """Raise ConfigError for the first key that isn't one of `kind`, with one like it."""
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in tree.items():
         if key not in fields:
-            near = (
-                next((prefix + near for near in [nearest(key, fields)] if near), "")
-                or next((name for name in _types() if name.partition(".")[2] == key), "")
-                or nearest(key, _types())
-            )
+            sibling = nearest(key, fields)
+            elsewhere = next((name for name in _types() if name.partition(".")[2] == key), "")
+            near = f"{prefix}{sibling}" if sibling else elsewhere or nearest(key, _types())
             hint = config_hints.hint_for_alias(prefix + key) or (
                 f"did you mean {near}?" if near else f"known here: {', '.join(fields)}"
             )
@@ -1025,16 +955,21 @@ def flatten(config: Config) -> dict[str, Any]:
 
 def with_values(config: AnyConfig, values: Mapping[str, Any]) -> AnyConfig:
     """Return a configuration, resolved or not, with other values of some keys, such as "parallel.zero"."""
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        table, _, name = key.partition(".")
-        tables.setdefault(table, {})[name] = value
+    tables = _nested(values).items()
     replace = msgspec.structs.replace
-    return replace(config, **{table: replace(getattr(config, table), **own) for table, own in tables.items()})
+    return replace(config, **{table: replace(getattr(config, table), **own) for table, own in tables})
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{table}.{key}": value for table, keys in tree.items() for key, value in keys.items()}
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        table, _, name = key.partition(".")
+        tables.setdefault(table, {})[name] = value
+    return tables
 
 
 def plugins_of(config: Config) -> set[str]:
@@ -1048,41 +983,27 @@ def to_toml(config: Config) -> str:
 
 
 def given_toml(given: LoadedConfig) -> str:
-    """Write the keys that were given or chosen, as TOML that load() reads.
-
-    What model.init gives comes with it again.
-    """
+    """Write the keys that were given or chosen, as TOML; without what model.init gives."""
     begins = bool(given.config.model.init)
 
     def is_kept(key: str) -> bool:
         of_init = begins and given.origins.of(key).kind == origins.FOLDER
         return given.origins.is_settled(key) and not of_init
 
-    kept = {
-        table: {key: value for key, value in keys.items() if is_kept(f"{table}.{key}")}
-        for table, keys in _as_tables(given.config).items()
-    }
-    return tomli_w.dumps({table: keys for table, keys in kept.items() if keys})
+    values = _flat(_as_tables(given.config))
+    return tomli_w.dumps(_nested({key: value for key, value in values.items() if is_kept(key)}))
 
 
 def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
     """Write what was asked as TOML that load() reads, and what was derived from it in a table that
     only resolved_with_origins() reads; both with their origins.
     """
-    tables = _as_tables(asked.config)
-    whole = _as_tables(resolved.config)
-    changed = {
-        table: {
-            key: value
-            for key, value in keys.items()
-            if key not in tables[table] or tables[table][key] != value
-        }
-        for table, keys in whole.items()
-    }
-    derived_tables = {table: keys for table, keys in changed.items() if keys}
-    derived_origins = resolved.origins.to_table(_flat(derived_tables))
-    derived = tomli_w.dumps({DERIVED: derived_tables | {origins.TABLE: derived_origins}})
-    record = tomli_w.dumps({origins.TABLE: asked.origins.to_table(flatten(asked.config))})
+    given = flatten(asked.config)
+    whole = _flat(_as_tables(resolved.config))
+    changed = {key: value for key, value in whole.items() if given[key] != value}
+    derived_origins = resolved.origins.to_table(changed)
+    derived = tomli_w.dumps({DERIVED: _nested(changed) | {origins.TABLE: derived_origins}})
+    record = tomli_w.dumps({origins.TABLE: asked.origins.to_table(given)})
     layout = resolved.config.parallel
     num_ranks = layout.dp * layout.pp * layout.tp * layout.cp
     return (
@@ -1096,8 +1017,7 @@ def to_toml_with_derived(asked: LoadedConfig, resolved: LoadedConfig) -> str:
 
 
 def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collection[str] = ()) -> LoadedConfig:
-    """Check what a run has written to its directory, its derived keys included; return the resolved
-    configuration and the origins.
+    """Check what a run has written to its directory; return the configuration and its origins.
 
     path: for messages. typed: as parse() takes it.
     """
@@ -1113,10 +1033,7 @@ def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collecti
     defaults = flatten(Config())
     if table is not None:  # what is changed above isn't derived any more
         changed = set(origins.changed_by_hand(record, _flat(asked), defaults))
-        derived = {
-            table: {key: value for key, value in keys.items() if f"{table}.{key}" not in changed}
-            for table, keys in derived.items()
-        }
+        derived = _nested({key: value for key, value in _flat(derived).items() if key not in changed})
     config = parse(_merged(asked, derived), typed)
     by_key = origins.recorded(record, _flat(asked), defaults, path)
     of_derived = origins.origins_in(record_of_derived, _flat(derived), KeyOrigin(origins.DERIVED))
@@ -1133,5 +1050,5 @@ def _as_tables(config: Config) -> dict[str, dict[str, Any]]:
 
 
 def digest(config: Config) -> str:
-    """Return a hash of the whole resolved configuration, compared over all ranks before the first step."""
+    """Return a hash of the resolved configuration, compared over all ranks before the first step."""
     return hashlib.sha256(json.dumps(flatten(config), sort_keys=True).encode()).hexdigest()[:16]

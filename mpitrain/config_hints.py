@@ -160,80 +160,52 @@ OTHER_NAMES = {
     "comm.timeout_s": "distributed_timeout_minutes timeout_minutes ddp_timeout",
 }
 OURS = {theirs: ours for ours, names in OTHER_NAMES.items() for theirs in names.split()}
-OTHER_WAYS = (  # what has no key here: its names elsewhere, and what to do instead
-    (
-        "epochs num_epochs num_train_epochs max_epochs",
+OTHER_WAYS = {  # what has no key here: its names elsewhere, and what to do instead
+    "epochs num_epochs num_train_epochs max_epochs":
         "run.steps is the length of a run; its first lines print the number of sequences of an epoch",
-    ),
-    (
-        "gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps "
-        "accumulate_grad_batches accum_steps batch_accumulation_per_replica",
+    "gradient_accumulation_steps gradient_accumulation grad_accum grad_accum_steps "
+    "accumulate_grad_batches accum_steps batch_accumulation_per_replica":
         "gradient accumulation follows from batch.global / batch.micro / parallel.dp",
-    ),
-    (
-        "resume resume_from_checkpoint load auto_resume load_path continue_training",
+    "resume resume_from_checkpoint load auto_resume load_path continue_training":
         "the same command resumes from the newest checkpoint of run.dir",
-    ),
-    (
-        "lora qlora peft adapter lora_r lora_rank lora_alpha",
+    "lora qlora peft adapter lora_r lora_rank lora_alpha":
         "adapters (LoRA) are not supported, all weights are trained; model.init gives initial weights",
-    ),
-    (
-        "mixture blend data_blend data_weights dataset_weights mixture_weights weights",
+    "mixture blend data_blend data_weights dataset_weights mixture_weights weights":
         "[[data.sources]] tables give several sources with weights",
-    ),
-    ("ema ema_decay use_ema", "weights are not averaged (EMA); run.keep_best keeps the best steps"),
-    (
-        "dpo rlhf reward_model",
+    "ema ema_decay use_ema":
+        "weights are not averaged (EMA); run.keep_best keeps the best steps",
+    "dpo rlhf reward_model":
         'preference tuning is not supported; data.source = "chat" trains on the answers of conversations',
-    ),
-    ("sft", 'data.source = "chat" trains on the answers of conversations; model.init gives initial weights'),
-    (
-        "quantization load_in_8bit load_in_4bit gptq",
+    "sft":
+        'data.source = "chat" trains on the answers of conversations; model.init gives initial weights',
+    "quantization load_in_8bit load_in_4bit gptq":
         'weights are not quantised; precision.compute = "fp8" multiplies in 8 bits',
-    ),
-    (
-        "flash_attention use_flash_attn attn_implementation flash_attn sdpa",
+    "flash_attention use_flash_attn attn_implementation flash_attn sdpa":
         "the attention kernel follows from the device; a run's first lines name it",
-    ),
-    (
-        "backend distributed_backend master_addr master_port nproc_per_node nnodes",
+    "backend distributed_backend master_addr master_port nproc_per_node nnodes":
         "the launcher places ranks: mpirun -n RANKS mpitrain run; communication goes over MPI",
-    ),
-    (
-        "deepspeed megatron accelerate",
+    "deepspeed megatron accelerate":
         "its settings are keys of parallel, pipeline and memory here; mpitrain config explains them",
-    ),
-    (
-        "loss_scale initial_loss_scale initial_scale_power grad_scaler",
+    "loss_scale initial_loss_scale initial_scale_power grad_scaler":
         'precision.compute = "fp16" scales the loss, and adapts the scale',
-    ),
-    ("shuffle shuffle_seed", "data.order says how sequences are shuffled, run.seed is the seed"),
-    (
-        "early_stopping patience callbacks",
+    "shuffle shuffle_seed":
+        "data.order says how sequences are shuffled, run.seed is the seed",
+    "early_stopping patience callbacks":
         "a run ends at run.steps; a script can stop it earlier (mpitrain.api)",
-    ),
-    (
-        "packing sample_packing pack_sequences",
+    "packing sample_packing pack_sequences":
         'data.documents = "packed" packs whole documents into sequences, without attention between them',
-    ),
-    (
-        "train_on_inputs completion_only_loss assistant_only_loss",
-        'data.source = "chat" trains on answers only; other sources on every token, except where a loss '
-        "mask excludes it",
-    ),
-    ("min_lr", "schedule.final is the last learning rate as a share of optimizer.lr"),
-    (
-        "wandb wandb_project report_to tensorboard mlflow csv logger",
+    "train_on_inputs completion_only_loss assistant_only_loss":
+        'data.source = "chat" trains on answers only; other sources on every token, except where a '
+        "loss mask excludes it",
+    "min_lr":
+        "schedule.final is the last learning rate as a share of optimizer.lr",
+    "wandb wandb_project report_to tensorboard mlflow csv logger":
         'run.loggers = ["tensorboard", "csv"] names loggers: tensorboard, csv, wandb, mlflow, module:name',
-    ),
-    (
-        "dropout",
+    "dropout":
         'model.family = "gpt2" has model.embedding_dropout, model.attention_dropout and '
         "model.residual_dropout; other families have no dropout",
-    ),
-)
-INSTEAD = {name: words for names, words in OTHER_WAYS for name in names.split()}
+}  # fmt: skip
+INSTEAD = {name: words for names, words in OTHER_WAYS.items() for name in names.split()}
 COMMANDS = {  # what others call a command of ours
     "run": "train pretrain finetune resume start launch train.py",
     "generate": "sample infer inference chat predict",
@@ -249,6 +221,7 @@ COMMANDS = {  # what others call a command of ours
 }
 SWITCHES = dict.fromkeys(("true", "yes", "on", "1"), "true")
 SWITCHES |= dict.fromkeys(("false", "no", "off", "0"), "false")
+MOST_SHOWN = 1e15  # of a number that is to be written as text
 
 
 def hint_for_alias(key: str) -> str:
@@ -271,21 +244,15 @@ def instead_of_value(key: str, value: Any) -> str:
     return next((words for words, names in alternatives if shown(value).lower() in names.split()), "")
 
 
-MOST_SHOWN = 1e15  # of a number that is to be written as text
-
-
 def form_that_works(key: str, value: Any, kind: Any) -> str:
-    """Return how a value has to be written for a key of type `kind`, as far as one can guess what was meant.
-
-    "" if not.
-    """
+    """Return how what was probably meant is written for a key of type `kind`; "": not known."""
     if key == "run.log_every" and isinstance(value, float):
         return f'"{value:g}s" for seconds'
     if key == "run.time_limit" and _number(value) is not None:
         minutes, seconds = divmod(int(_number(value)), 60)
         return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
     kinds = _kinds(kind)
-    forms = (form(value) for wanted, form in FORMS if wanted in kinds)
+    forms = (form(value) for wanted, form in FORMS.items() if wanted in kinds)
     return next(filter(None, forms), "")
 
 
@@ -322,15 +289,14 @@ def _text_form(value: Any) -> str:
     return f'"{value}"' if is_number and abs(value) < MOST_SHOWN else ""
 
 
-FORMS: tuple[tuple[type, Callable[[Any], str]], ...] = (
-    # a type that a key may have, and how what was meant for it is written; the first that fits
-    (bool, _bool_form),
-    (int, _int_form),
-    (float, _float_form),
-    (list, _list_form),
-    (tuple, _list_form),
-    (str, _text_form),
-)
+FORMS: dict[type, Callable[[Any], str]] = {  # of each type a key may have; the first that fits
+    bool: _bool_form,
+    int: _int_form,
+    float: _float_form,
+    list: _list_form,
+    tuple: _list_form,
+    str: _text_form,
+}
 
 
 def _kinds(kind: Any) -> set[type]:
@@ -347,10 +313,7 @@ def _kinds(kind: Any) -> set[type]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, also one in a spelling that TOML doesn't have, such as `.5` or `1_000`.
-
-    None for what is none, or isn't finite.
-    """
+    """Return a finite number, also in a spelling that TOML lacks, such as `.5`; None: it is none."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -364,9 +327,7 @@ def _number(value: Any) -> float | None:
 
 
 def recognised(path: str | Path, own: bool = True) -> str:
-    """Return what lies at a path, in words, if it is of a kind that others read.
-
-    "a gzip file"; "" for anything else.
+    """Return what lies at a path, if others read its kind, such as "a gzip file"; else "".
 
     own: a folder is the user's, where files may be links; in a stranger's none is followed.
     """
@@ -382,18 +343,11 @@ def recognised(path: str | Path, own: bool = True) -> str:
 
 
 def keys_of_model(folder: str | Path) -> str:
-    """Return the settings that make a model of the sizes that a Hugging Face folder's config.json has.
-
-    "" if it has none.
-    """
+    """Return the settings of a model with the sizes of a Hugging Face folder's config.json."""
     sizes = _config_of_model(Path(folder), read_file)
-    size_by_key = {key: sizes.get(name) for name, key in OF_MODEL.items()}
-    numbers = {
-        key: value
-        for key, value in size_by_key.items()
-        if isinstance(value, int) and not isinstance(value, bool)
-    }
-    return " ".join(f"--set {key}={value}" for key, value in numbers.items() if 0 < value < 2**31)
+    values = ((key, sizes.get(name)) for name, key in OF_MODEL.items())
+    numbers = ((key, value) for key, value in values if type(value) is int and 0 < value < 2**31)
+    return " ".join(f"--set {key}={value}" for key, value in numbers)
 
 
 def _recognised_folder(folder: Path, read: Callable[[Path, int], bytes]) -> str:

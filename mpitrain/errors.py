@@ -1,6 +1,4 @@
-"""Every error a user can cause.
-
-Each says what was found, what was needed and what to change; each knows its exit code.
+"""Every error a user can cause: what was found, what was needed, what to change, and its exit code.
 
 This module is the bottom of the package: it imports nothing of ours.
 """
@@ -11,16 +9,12 @@ from collections.abc import Iterable
 DONE = 0  # done
 FAILED = 1  # failed, or the answer of a checking command is no; what was saved is whole
 BAD_INPUT = 2  # refused: what was given can't work; a message says what to change
-# left early with a checkpoint: start the same command again. It is EX_TEMPFAIL, what batch schedulers
-# requeue on
+# left early with a checkpoint: start the same command again. EX_TEMPFAIL: batch schedulers requeue
 STOPPED_EARLY = 75
 
 
 class MpitrainError(Exception):
-    """Something could not be done; `exit_code` is what the process ends with.
-
-    everywhere: all ranks raise it, and one tells it.
-    """
+    """Something could not be done. everywhere: all ranks raise it, and one tells it."""
 
     exit_code = FAILED
     everywhere = False
@@ -30,10 +24,7 @@ class MpitrainError(Exception):
 
 
 class InputError(MpitrainError):
-    """The user gave something that cannot work.
-
-    Reported once, without a traceback, before anything is written.
-    """
+    """The user gave something that cannot work. Reported once, before anything is written."""
 
     exit_code = BAD_INPUT
 
@@ -71,10 +62,7 @@ class StorageError(InputError):
 
 
 class StoppedEarly(MpitrainError):
-    """A rank has to leave where there is nothing to save.
-
-    where: it is.
-    why: it has to.
+    """A rank has to leave where there is nothing to save: in phase `where`, for this reason.
     kept: what isn't lost.
     """
 
@@ -87,17 +75,12 @@ class StoppedEarly(MpitrainError):
         self.kept = kept
 
     def __str__(self) -> str:
-        return (
-            f"mpitrain: the run leaves in phase {self.where}: {self.why}; {self.kept}; run the "
-            "same command to resume"
-        )
+        leaves = f"the run leaves in phase {self.where}: {self.why}; {self.kept}"
+        return f"mpitrain: {leaves}; run the same command to resume"
 
 
 class DtypeError(MpitrainError):
-    """A buffer that a collective cannot take: wrong dtype, not contiguous, wrong length.
-
-    Raised before anything is sent.
-    """
+    """A buffer that a collective cannot take: its dtype, length or layout. Nothing is sent."""
 
 
 class MessageError(MpitrainError):
@@ -130,19 +113,16 @@ def storage_fault(error: OSError) -> StorageError:
 
 
 def library_fault(error: BaseException) -> LibraryError | None:
-    """Return what to report of an import that failed; None if it is another error, or one of our own code."""
+    """Return what to report of a failed import; None for another error, or one of our own code."""
     name = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else "mpitrain"
     if name == "mpitrain":
         return None
     if isinstance(error, ModuleNotFoundError) and name:
         package = name.replace("_", "-")
-        return LibraryError(
-            f"{package} is not installed for {sys.executable}; pip install {package}, or mpitrain "
-            "again, which needs it"
-        )
-    return LibraryError(
-        f"a library can't be loaded: {error}; reinstall it, or load the modules that it was built with"
-    )
+        install = f"pip install {package}, or mpitrain again, which needs it"
+        return LibraryError(f"{package} is not installed for {sys.executable}; {install}")
+    reinstall = "reinstall it, or load the modules that it was built with"
+    return LibraryError(f"a library can't be loaded: {error}; {reinstall}")
 
 
 def counted(number: int, nouns: str, form: str = "") -> str:

@@ -1,10 +1,8 @@
-"""Read what a user named, or what lies in a run directory.
+"""Read what a user named, or what lies in a run directory: files of a stated size at most.
 
-Whole files of a stated size at most, never waiting for what isn't a file.
-
-A user's names may be links. A run directory is often somebody else's: a link in it can lead
-anywhere, and is not followed, nor written through, also one that is put there during a run.
-And both are quoted in messages: on one line, without what a terminal would obey.
+A user's names may be links. A run directory is often somebody else's: a link in it is not followed,
+nor written through, also one that is put there during a run. Nothing waits for what isn't a file,
+and both are quoted in messages on one line, without what a terminal would obey.
 
     open_file, read_file, read_text        what a user names
     open_regular, read_regular, replacing  a file of a run directory; a test holds that nothing else
@@ -41,9 +39,8 @@ KINDS = {
 PIECE = 1 << 20  # bytes
 # O_PATH: of Linux; needs no right to list it
 FOLDER = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
-# categories of Unicode: control characters, halves of pairs, separators of lines and paragraphs
-CONTROL = {"Cc", "Cs", "Zl", "Zp"}
-UNSHOWN = {"Cs", "Zl", "Zp"}  # no text, or no longer a line
+UNSHOWN = {"Cs", "Zl", "Zp"}  # of Unicode: halves of pairs, separators of lines and paragraphs
+CONTROL = UNSHOWN | {"Cc"}  # and control characters
 # embeddings, overrides and isolates of direction
 TURNS = frozenset(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 DRAFT = ".tmp"  # ends the name of a file that is being written
@@ -51,10 +48,9 @@ LONGEST = 300  # characters of anything quoted in a message
 
 
 def open_file(path: str | Path, most_bytes: int) -> int:
-    """Open a regular file and return its descriptor.
+    """Open a regular file and return its descriptor. Raises OSError for whatever else it is.
 
-    Raises OSError, whose strerror says what is wrong, for whatever else it is. Opening a FIFO waits
-    for a writer, and reading a device can have effects: both are refused before they are opened.
+    Opening a FIFO waits, and reading a device can have effects: both are refused before.
     """
     try:
         require_file(path, most_bytes)
@@ -88,10 +84,7 @@ def _content(descriptor: int, most_bytes: int) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int) -> str:
-    """Return the content of a UTF-8 file, without the mark that Windows puts in front.
-
-    OSError as in read_file.
-    """
+    """Return the content of a UTF-8 file, without Windows' mark. OSError as in read_file."""
     content = read_file(path, most_bytes)
     try:
         return content.decode("utf-8-sig")
@@ -100,11 +93,10 @@ def read_text(path: str | Path, most_bytes: int) -> str:
 
 
 def load_matplotlib() -> None:
-    """Import matplotlib with its default settings.
+    """Import matplotlib with its default settings. Raises ImportError without it.
 
-    It reads ./matplotlibrc, which may be a stranger's: that could have LaTeX set the letters, and
-    warnings quote it as it stands. Raises ImportError without it, OSError for what isn't a text
-    file of that name.
+    It reads ./matplotlibrc, maybe a stranger's: that could have LaTeX set the letters, and warnings
+    quote it as it stands. Raises OSError if that isn't a text file.
     """
     import logging
 
@@ -142,13 +134,10 @@ def kind_of(path: Path) -> str | None:
 
 @contextmanager
 def folder_of(path: Path, own: int = 1) -> Iterator[tuple[int, str]]:
-    """Yield a descriptor of the folder that `path` is in, and its name there, for what takes dir_fd.
+    """Yield a descriptor of the folder of `path`, and its name there, for dir_fd. Raises OSError.
 
-    Raises OSError.
-
-    own: how many names at the end of the path are a run's own. None of the folders among them may
-    be a link, and while the descriptor is held nobody can put another folder in its place. What
-    comes before them is the user's, who may have links there.
+    own: how many names at the end of the path are a run's own: no folder among them may be a link.
+    While the descriptor is held, nobody can put another folder in its place.
     """
     names = path.relative_to(path.anchor).parts[-own:]
     if not names:
@@ -179,12 +168,9 @@ def _open_folder(folder: int, name: str, path: Path) -> int:
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
-    """Open a regular file of a run directory and return its descriptor.
+    """Open a regular file of a run directory; return its descriptor. Raises OSError for all else.
 
-    Raises OSError for anything else, without waiting for it.
-
-    flags: of os.open(); with O_CREAT it is made if there is none.
-    own: as folder_of() has it.
+    flags: of os.open(); with O_CREAT it is made if there is none.  own: as folder_of() has it.
     """
     with folder_of(path, own) as (folder, name):
         try:
@@ -207,10 +193,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY, own: int = 1) -> int:
 
 
 def append_lines(path: Path, lines: bytes) -> None:
-    """Append whole lines to a regular file of a run directory; after a torn line begin a new one.
-
-    Raises OSError.
-    """
+    """Append lines to a run directory's file; after a torn line begin a new one. Raises OSError."""
     descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     with open(descriptor, "ab", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
@@ -219,29 +202,20 @@ def append_lines(path: Path, lines: bytes) -> None:
 
 
 def read_regular(path: Path, most_bytes: int, own: int = 1) -> bytes:
-    """Return the content of a regular file of a run directory, of at most `most_bytes`. Raises OSError.
-
-    own: as folder_of() has it.
-    """
+    """Return the content of a file of a run directory. Raises OSError.  own: of folder_of()."""
     with open(open_regular(path, own=own), "rb", buffering=0) as file:
         _require_size(os.fstat(file.fileno()).st_size, most_bytes)
         return _content(file.fileno(), most_bytes)
 
 
 def make_folder(path: Path, own: int = 1) -> None:
-    """Make a folder of a run directory. Raises OSError, FileExistsError if there is something.
-
-    own: as folder_of() has it.
-    """
+    """Make a folder of a run directory. Raises OSError, also if it exists.  own: of folder_of()."""
     with folder_of(path, own) as (folder, name):
         os.mkdir(name, dir_fd=folder)
 
 
 def names_in(path: Path) -> list[tuple[str, bool]]:
-    """Return the names in a folder that is no link, and whether each is that of a folder or leads to one.
-
-    Raises OSError.
-    """
+    """Return a folder's names, and whether each leads to a folder. Raises OSError, also for a link."""
     with folder_of(path) as (folder, name):
         inner = _open_folder(folder, name, path)
         readable = _readable(inner)
@@ -254,15 +228,14 @@ def names_in(path: Path) -> list[tuple[str, bool]]:
 
 
 def rename(path: Path, name: str, own: int = 1) -> None:
-    """Give what is at `path` another name in its folder. Raises OSError.  own: as folder_of() has it."""
+    """Give what is at `path` another name in its folder. Raises OSError.  own: of folder_of()."""
     with folder_of(path, own) as (folder, before):
         os.rename(before, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def remove(path: Path, own: int = 1) -> None:
-    """Remove what is at `path`, a folder with all that is in it; a link alone. Raises OSError.
-
-    own: as folder_of() has it.
+    """Remove what is at `path`, a folder with its content, a link alone. Raises OSError.
+    own: of folder_of().
     """
     with folder_of(path, own) as (folder, name):
         try:
@@ -278,7 +251,11 @@ def remove(path: Path, own: int = 1) -> None:
 
 def sync_folder(path: Path) -> None:
     """Bring the names in a folder to the disk: a synced file may still be without one. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    _sync(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+
+def _sync(descriptor: int) -> None:
+    """Bring the names in an open folder to the disk, and close it."""
     try:
         os.fsync(descriptor)
     finally:
@@ -287,23 +264,22 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, own: int = 1) -> Iterator[BinaryIO]:
-    """Yield a new file that takes the name `path` when it is complete and synced.
+    """Yield a new file that takes the name `path` when it is complete and synced. Raises OSError.
 
     After a kill, or an error while it is written, that is what it was before. Where the folder
     can't be synced then, a new name is removed again; a replaced file stays the new one.
-
-    Raises OSError.  own: as folder_of() has it.
+    own: of folder_of().
     """
     draft = path.with_name(path.name + DRAFT)
+
+    def opener(_: str, flags: int) -> int:
+        return os.open(draft.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
+
     with folder_of(path, own) as (folder, name):
         is_new = kind_of(path) is None
         try:
             remove_link(folder, draft.name)  # as a link, it would lead what is written elsewhere
-            with open(
-                draft,
-                "xb",
-                opener=lambda _, flags: os.open(draft.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder),
-            ) as file:
+            with open(draft, "xb", opener=opener) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -313,20 +289,12 @@ def replacing(path: Path, own: int = 1) -> Iterator[BinaryIO]:
                 remove_link(folder, draft.name)
             raise
         try:
-            _sync(folder)  # the new name itself is on disk only then
+            _sync(_readable(folder))  # the new name itself is on disk only then
         except OSError:
             if is_new:
                 with suppress(OSError):
                     remove_link(folder, name)
             raise
-
-
-def _sync(folder: int) -> None:
-    readable = _readable(folder)
-    try:
-        os.fsync(readable)
-    finally:
-        os.close(readable)
 
 
 def remove_link(folder: int, name: str) -> None:
@@ -336,7 +304,7 @@ def remove_link(folder: int, name: str) -> None:
 
 
 def _readable(folder: int) -> int:
-    """Return another descriptor of an open folder, for what can't take one that only finds names."""
+    """Return a descriptor of an open folder that does more than find names."""
     return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
 
 
@@ -375,13 +343,10 @@ def os_errors_as(kind: type[Exception], what: str, advice: str = "") -> Iterator
 
 
 def is_there(path: str | Path) -> bool:
-    """Return whether a name that may also mean something else is that of anything on disk, readable
-    or not.
-    """
-    try:
+    """Return whether a name that may mean something else is on disk, readable or not."""
+    with suppress(ValueError):
         return os.path.lexists(path)
-    except ValueError:
-        return False
+    return False
 
 
 def require_file(path: str | Path | int, most_bytes: int) -> None:
@@ -398,36 +363,27 @@ def require_file(path: str | Path | int, most_bytes: int) -> None:
 
 def _require_size(size: int, most_bytes: int) -> None:
     if size > most_bytes:
-        raise OSError(
-            errno.EFBIG, f"it has more than {most_bytes:,} bytes, the most that are read of such a file"
-        )
+        why = f"it has more than {most_bytes:,} bytes, the most that are read of such a file"
+        raise OSError(errno.EFBIG, why)
 
 
 def is_one_line(text: str) -> bool:
-    """Return whether a name is one line of a script and of a message: without control characters
-    and turns of direction, all of UTF-8.
-    """
+    """Return whether a name is UTF-8, and one line: no control characters or turns of direction."""
     return not any(unicodedata.category(c) in CONTROL or c in TURNS for c in text)
 
 
 def obeyed(c: str) -> bool:
-    """Return whether a terminal does something else with a character than to show it in its place.
-
-    controls, and turns of direction.
-    """
+    """Return whether a terminal obeys a character: controls, and turns of direction."""
     return (unicodedata.category(c) == "Cc" and c not in "\n\t") or c in TURNS
 
 
 def printable(text: str) -> str:
-    """Return text for a terminal or a log, of any number of lines, without what a terminal would obey."""
+    """Return lines for a terminal or a log, without what a terminal would obey."""
     return "".join(ascii(c)[1:-1] if obeyed(c) or unicodedata.category(c) in UNSHOWN else c for c in text)
 
 
 def as_argument(path: str | Path) -> str:
-    """Return a path as a word for a shell, in a command that a user may type.
-
-    No command takes it for an option.
-    """
+    """Return a path as a word for a shell, which no command takes for an option."""
     text = str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)
 
@@ -444,20 +400,15 @@ def decoded(content: bytes, kind: type[T]) -> T:
 
     try:
         return msgspec.json.decode(content, type=kind)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # ValueError: no UTF-8, what a type refuses
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # ValueError: also no UTF-8
         raise ValueError(shown(error)) from None
 
 
 def shown(value: object) -> str:
-    """Return text for a message.
-
-    One line without control characters or broken UTF-8, and cut where it is long.
-    """
+    """Return one line for a message, without control characters or broken UTF-8, cut if long."""
     try:
         text = str(value) if isinstance(value, (str, Path, Exception)) else repr(value)
-    except (ValueError, RecursionError):
-        # integers of more than 4,300 digits, lists of lists of lists
+    except (ValueError, RecursionError):  # an integer of 4,301 digits, lists of lists of lists
         text = f"a {type(value).__name__} too large to print"
     line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[: LONGEST + 1])
     return line if len(text) <= LONGEST else f"{line[:LONGEST]}... ({len(text):,} characters)"

@@ -1,10 +1,8 @@
 """Where the value of a key comes from: a file, --set, preset, folder, the planner, or its default.
 
-A key that a file or --set gives is given, also with the value of the default. So nothing
-compares values with defaults to learn what the user wants; it asks Origins.
-
-The config.toml of a run has all keys, so it also has a table of origins, with their values.
-A key that was changed by hand no longer has the value recorded: then the file itself has given it.
+A key that a file or --set gives is given, also with the value of the default: ask Origins, never
+compare with defaults. The config.toml of a run has all keys, so it also has a table of origins,
+with their values; a key whose value differs was changed by hand: the file itself has given it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -64,18 +62,13 @@ class Origins:
 
 
 NONE = Origins()  # all keys have their defaults
-
-
 Record = Mapping[str, tuple[KeyOrigin, Any]]  # of keys, each with the value that it is of
 
 
 def recorded(
     record: Record, values: Mapping[str, Any], defaults: Mapping[str, Any], path: object
 ) -> dict[str, KeyOrigin]:
-    """Return the origins of a config.toml's keys.
-
-    record: as read_record() returns it. values: of the file. path: of the file.
-    """
+    """Return the origins of a config.toml's keys. record: of read_record().  values, path: of the file."""
     changed = changed_by_hand(record, values, defaults)
     unchanged = origins_in(record, values, KeyOrigin(DEFAULT))
     return unchanged | dict.fromkeys(changed, KeyOrigin(FILE, shown(path)))
@@ -89,11 +82,8 @@ def origins_in(record: Record, keys: Iterable[str], otherwise: KeyOrigin) -> dic
 def changed_by_hand(record: Record, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
     """Return the keys whose values are neither recorded nor defaults."""
     before = {key: record[key][1] if key in record else defaults.get(key) for key in values}
-    return [key for key, value in values.items() if value != _as_in_toml(before[key])]
-
-
-def _as_in_toml(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+    in_toml = {key: list(old) if isinstance(old, tuple) else old for key, old in before.items()}
+    return [key for key, value in values.items() if value != in_toml[key]]
 
 
 def read_record(table: object, path: object) -> Record:
@@ -107,8 +97,7 @@ def read_record(table: object, path: object) -> Record:
     for name, keys in table.items() if isinstance(table, Mapping) else [("", None)]:
         kind, _, where = name.partition(" ")
         if kind not in KINDS or not isinstance(keys, Mapping) or not is_one_line(where):
-            raise ConfigError(
-                f"{TABLE} in {shown(path)}: expected tables of keys by their origin; leave it out"
-            )
+            expected = "expected tables of keys by their origin; leave it out"
+            raise ConfigError(f"{TABLE} in {shown(path)}: {expected}")
         known |= {key: (KeyOrigin(kind, where), value) for key, value in keys.items()}
     return known

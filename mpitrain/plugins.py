@@ -28,7 +28,7 @@ from mpitrain.inputs import read_file, shown
 T = TypeVar("T")
 OF_COMPUTATION = ("model.family", "optimizer.name", "data.source", "pipeline.schedule")
 KEYS = (*OF_COMPUTATION, "run.loggers")
-VARIABLE = "MPITRAIN_PLUGINS"  # names that may be loaded wherever they stand, with commas or spaces between
+VARIABLE = "MPITRAIN_PLUGINS"  # names that may be loaded wherever they are, with commas or spaces
 NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 MOST_SHOWN = 8  # names in a message
 MOST_SOURCE = 1 << 24  # bytes of a module
@@ -73,10 +73,8 @@ def allowing(names: Iterable[str]) -> str:
 def load(key: str, name: str, kind: type[T], needed: str) -> T:
     """Import the module of `module:name` and return the object, an instance of `kind`.
 
-    needed: what the key needs, in words.
-
-    Raises ConfigError for a module that can't be imported, and for an object that isn't there or is
-    another. Runs the module: whoever read the name has refused what the user didn't type.
+    needed: what the key needs, in words.  Raises ConfigError for what isn't there, or is another.
+    Runs the module: whoever read the name has refused what the user didn't type.
     """
     module_name, _, attribute = name.partition(":")
     module = _imported(key, name, module_name)
@@ -98,8 +96,6 @@ class Catalog(Generic[T]):
     """What a key can name: objects of a package's modules, each by its `name`, and plug-ins.
 
     A file in the package is all that a new one takes: it is found there, by its kind.
-
-    key: such as `model.family`.
     package: its modules are imported when one of them is asked for.
     needed: what a plug-in must be, in words.
     """
@@ -129,24 +125,16 @@ class Catalog(Generic[T]):
 @cache
 def _objects(package: str, kind: type[T]) -> dict[str, T]:
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    object_by_name = {}
-    for module in sorted(module_info.name for module_info in modules):
-        for value in vars(importlib.import_module(f"{package}.{module}")).values():
-            if isinstance(value, kind):
-                object_by_name[value.name] = value
-    return object_by_name
+    names = sorted(module.name for module in modules)
+    spaces = [vars(importlib.import_module(f"{package}.{name}")) for name in names]
+    objects = [value for space in spaces for value in space.values() if isinstance(value, kind)]
+    return {value.name: value for value in objects}
 
 
 def sources(tree: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the source of each module of the computation that a tree of tables names, imported already.
-
-    b"" if it has none.
-    """
-    source_by_module = {}
-    for name in (name for key, name in names_in(tree) if key in OF_COMPUTATION):
-        module = importlib.import_module(name.partition(":")[0])
-        source_by_module[module.__name__] = _source(module)
-    return source_by_module
+    """Return the source (b"": none) of each module of the computation that a tree names."""
+    names = [name.partition(":")[0] for key, name in names_in(tree) if key in OF_COMPUTATION]
+    return {module.__name__: _source(module) for module in map(importlib.import_module, names)}
 
 
 def _source(module: ModuleType) -> bytes:
@@ -164,12 +152,8 @@ def _imported(key: str, name: str, module_name: str) -> ModuleType:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
             raise _failed(key, name, module_name, error) from error
-        file = f"{module_name.partition('.')[0]}.py"
-        here = (
-            "it is in this folder: set PYTHONPATH=."
-            if Path(file).is_file()
-            else "set PYTHONPATH to its folder"
-        )
+        is_here = Path(f"{module_name.partition('.')[0]}.py").is_file()
+        here = "it is in this folder: set PYTHONPATH=." if is_here else "set PYTHONPATH to its folder"
         raise ConfigError(
             f'{key} = "{shown(name)}": found no module {shown(missing)}, needed one on Python\'s path, on '
             f"every node; {here}"
