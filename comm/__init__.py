@@ -1,9 +1,7 @@
-"""The only code that touches MPI. To import it starts nothing.
+"""The only code that touches MPI. To import it starts nothing: on a login node MPI may refuse to.
 
-comm.base.world.connect() starts MPI, when the rank is guarded.
-
-What sends nothing never does: on a login node MPI may refuse to start. Python runs this file before
-every module of the package.
+comm.base.world.connect() starts MPI, when the rank is guarded. Python runs this file before every
+module of the package.
 
 Rooms and files from the top down; each imports what stands below it only
 (tests/unit/tree/test_layering.py).

@@ -33,13 +33,10 @@ class Surroundings(Protocol):
 
 
 class Axis:
-    """One axis as this rank sees it.
-
-    Its coordinate, the size, communicators that belong to nobody else, and an account of their use.
+    """One axis as this rank sees it: its ranks, communicators of its own, an account of their use.
 
     comm: of these ranks, from now on the axis's own; None if it carries nothing.
-    ranks: of the world, in the order of the axis.
-    one_node: they share memory.
+    ranks: of the world, in the order of the axis.  one_node: they share memory.
     nodes: how they lie on several nodes, if evenly.
     near, far: then the axes of this rank on its node, and over nodes (comm/transports/levels.py),
     with accounts of their own.
@@ -139,15 +136,13 @@ class Axis:
     ) -> Pending:
         """Call operation(*reads, *writes) and run its first steps, as far as its data is there.
 
-        Return its Pending.
-
-        Through host memory, if the buffers are on a device that MPI can't read.
-        given: the part of each written buffer that is read before; what else is there needn't be
-        carried to the host.
-        num_bytes: what an account calls the size of the operation `name`, see wire.py.  The
-        Pending's result is `result`, and `what` names it in a hang report.
-        expected: the instruction by which other ranks do their part of it; the one that runs here,
-        if not given.
+        Return its Pending. By way of the host, if the buffers are on a device that MPI can't read.
+        given: the part of each written buffer that is read before; only that is carried to the
+        host.
+        num_bytes: what an account calls the size of the operation `name`, see wire.py.
+        result: of the Pending.  what: names it in a hang report.
+        expected: the instruction by which other ranks do their part; default: the one that runs
+        here.
         """
         assert self.carried.allows(name, self.size), (
             f"axis {self.name} is made for {sorted(self.carried.operations)}, not {name}"
@@ -180,12 +175,9 @@ class Axis:
         return self.one_level(x) if self.nodes is None else levels
 
     def one_level(self, x: Array, *, pairs: bool = False, num_bytes: int | None = None) -> Transport:
-        """Choose it as if there were no nodes.
+        """Choose as if there were no nodes, by the buffer's place and size, and the user's wish.
 
-        By where the buffer lies, its size, and what the user asked for.
-
-        pairs: each pair of ranks has a count of its own, so no rank knows the total, and the choice
-        can't depend on it: messages.
+        pairs: each pair of ranks has a count of its own: no rank knows the total, so messages.
         num_bytes: of all ranks, where each has a part of another size.
         """
         return (
@@ -205,17 +197,12 @@ class Axis:
         )
 
     def all_gather_objects(self, mine: Any) -> list[Any]:
-        """Return what each rank of the axis gives, in their order.
-
-        Collective, and blocks: not within a step.
-        """
+        """Return what each rank gives, in axis order. Collective, and blocks: not within a step."""
         with self.place.waiting(f"for all ranks of axis {self.name}"):
             return self.comm.allgather(mine) if self.size > 1 else [mine]
 
     def allocate(self, num_bytes: int) -> np.ndarray:
-        """Return `num_bytes` of zeroed host memory for a buffer this axis will reduce.
-
-        Shared by its ranks where they can.
+        """Return `num_bytes` of zeroed host memory for a buffer to reduce, shared where it can be.
 
         Collective; all ranks pass the same size. The memory is the axis's and lives until free().
         """
@@ -238,7 +225,7 @@ class Axis:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of this rank's window, and of scratch memory at most, those of both levels included.
+        """Bytes of this rank's window and scratch memory at most, those of both levels included.
 
         What was allocated for others is not counted.
         """
@@ -246,10 +233,7 @@ class Axis:
         return levels + self.scratch.most_bytes + self.sorting.num_bytes + (WINDOW if self.window else 0)
 
     def free(self) -> None:
-        """Free the communicators and the windows.
-
-        Collective; no buffer from allocate() may be used afterwards.
-        """
+        """Free the communicators and the windows, with allocate()'s buffers. Collective."""
         for level in (self.near, self.far):
             if level is not None:
                 level.free()

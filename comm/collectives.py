@@ -73,9 +73,7 @@ def all_reduce(x_P: Array, axis: Axis) -> Pending:
 
 
 def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> Pending:
-    """Start summing `x_P` over `axis` on coordinate `root`.
-
-    The Pending's result is the sum there, and None elsewhere.
+    """Start summing `x_P` over `axis`; the Pending's result is the sum on `root`, None elsewhere.
 
     x_P: [P], left unchanged; summed as by all_reduce.
     out: [P], on the root only, made if not given; it may be `x_P` itself.
@@ -90,13 +88,10 @@ def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> P
 
 
 def reduce_scatter(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
-    """Start summing `x_P` over `axis`, each rank receiving the shard it owns.
-
-    The Pending's result is that shard.
+    """Start summing `x_P` over `axis`; the Pending's result is the shard that this rank owns.
 
     x_P: [P], left unchanged.
-    out: [shard], made if not given; it may be the own shard of `x_P`, then the rest stays
-    unchanged.
+    out: [shard], made if not given; it may be the own shard of `x_P`: the rest stays unchanged.
     """
     x = flat(x_P, summed=True)
     own = _own(len(x), axis)
@@ -126,9 +121,7 @@ def all_gather(shard: Array, axis: Axis, out: Array) -> Pending:
 
 
 def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | None = None) -> Pending:
-    """Start collecting every rank's shard on coordinate `root`.
-
-    The Pending's result is the whole there, and None elsewhere.
+    """Start collecting all shards on `root`; the Pending's result is [P] there, None elsewhere.
 
     length: P, alike on all ranks.
     shard: the elements this rank owns of the P, left unchanged.
@@ -149,9 +142,7 @@ def gather(shard: Array, axis: Axis, length: int, root: int = 0, out: Array | No
 
 
 def scatter(x_P: Array | None, axis: Axis, out: Array, length: int, root: int = 0) -> Pending:
-    """Start sending each rank the part it owns of the `x_P` of coordinate `root`.
-
-    The Pending's result is that part, in `out`.
+    """Start sending each rank the part it owns of `root`'s `x_P`: the Pending's result, in `out`.
 
     length: P, alike on all ranks.
     x_P: [P], left unchanged; on the root only, and None elsewhere.
@@ -187,11 +178,9 @@ def broadcast(x_P: Array, axis: Axis, root: int = 0) -> Pending:
 
 
 def all_to_all(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
-    """Start sending the r-th of `size` equal parts of `x_P` to rank r.
+    """Start sending the r-th of `size` equal parts of `x_P` to rank r; the result is what came.
 
-    The Pending's result holds the parts received, in axis order.
-
-    x_P, out: [P], P a multiple of the axis size.
+    x_P, out: [P], P a multiple of the axis size. Parts are in axis order.
     """
     length = len(flat(x_P))
     if length % axis.size:
@@ -205,14 +194,10 @@ def all_to_all(x_P: Array, axis: Axis, out: Array | None = None) -> Pending:
 def all_to_all_v(
     x_P: Array, send_counts: list[int], receive_counts: list[int], axis: Axis, out: Array | None = None
 ) -> Pending:
-    """Start sending consecutive parts of `x_P`, send_counts[r] elements to rank r.
-
-    The result holds what came, in axis order.
+    """Start sending consecutive parts of `x_P`, send_counts[r] to rank r; the result is what came.
 
     x_P: [sum(send_counts)], left unchanged.
-    out: [sum(receive_counts)].
-
-    receive_counts[r] here equals send_counts[own] on rank r.
+    out: [sum(receive_counts)], in axis order; receive_counts[r] here is send_counts[own] on rank r.
     """
     return _exchange("all_to_all_v", x_P, send_counts, receive_counts, axis, out)
 
@@ -237,12 +222,9 @@ def _exchange(
 def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -> Pending:
     """Start sending `x_P` to the rank `distance` further along `axis`, modulo its size.
 
-    The Pending's result is what came, in `out`.
-
-    x_P: [P], left unchanged; it may be read before wait().
-    out: [P].
-
-    P and `distance` are alike on all ranks. The adjoint is the shift by -distance.
+    The Pending's result is what came, in `out`. P and `distance` are alike on all ranks.
+    x_P: [P], left unchanged; it may be read before wait().  out: [P].
+    The adjoint is the shift by -distance.
     """
     x = flat(x_P)
     distance = _index(distance, "shift: distance")
@@ -255,10 +237,9 @@ def shift(x_P: Array, axis: Axis, distance: int = 1, out: Array | None = None) -
 
 
 def barrier(axis: Axis) -> Pending:
-    """Start waiting for all ranks of `axis`: the Pending is complete when every rank has started its own.
+    """Start waiting until all ranks of `axis` have started their barrier.
 
-    It is a sum of nothing, by messages: MPI's Ibarrier would have to wait for its turn among
-    collectives whose data is late.
+    A sum of nothing by messages: MPI's Ibarrier would wait for its turn among late collectives.
     """
     return axis.start(lambda: messages.all_reduce(np.empty(0), axis), "barrier", 0)
 
@@ -330,7 +311,6 @@ def _shift(axis: Axis, distance: int, x: Array, out: Array) -> Steps:
 
 
 def _bounds(counts: list[int], axis: Axis, what: str) -> list[int]:
-    """Turn counts into the bounds of consecutive parts."""
     counts = [_index(count, f"all_to_all_v: {what}") for count in counts]
     if len(counts) != axis.size or min(counts) < 0:
         raise DtypeError(
@@ -349,13 +329,12 @@ def _require_length(x: Array, length: int, what: str) -> None:
 
 
 def _own(length: int, axis: Axis) -> slice:
-    """Return which of `length` elements this rank owns."""
     begin, end = split(length, axis.size)[axis.rank : axis.rank + 2]
     return slice(begin, end)
 
 
 def _on_root(out: Array | None, like: Array, length: int, axis: Axis, root: int, what: str) -> Array | None:
-    """Return where the result goes: on the root `out`, or what is made for it, and None elsewhere."""
+    """Return the result's memory: on the root `out`, or what is made for it, and None elsewhere."""
     if axis.rank != root:
         if out is not None:
             raise DtypeError(
@@ -370,7 +349,6 @@ def _on_root(out: Array | None, like: Array, length: int, axis: Axis, root: int,
 
 
 def _index(value: SupportsIndex, what: str) -> int:
-    """Return a whole number as an int."""
     try:
         return operator.index(value)
     except TypeError:
@@ -394,8 +372,8 @@ def _apart(x: Array, out: Array, allowed: Array | None) -> Array:
 
 
 def _in_the_way(x: Array, out: Array, allowed: Array) -> bool:
-    """Return whether `out` shares memory with `x` and isn't `allowed` there: the result needs other memory.
+    """Return whether `out` shares memory with `x`, not `allowed`: the result needs other memory.
 
-    `x` itself stays what is read: whether others can read it where it lies is alike on all ranks.
+    `x` itself is read: whether others can read it where it lies is alike on all ranks.
     """
     return overlap(x, out) and address(out) != address(allowed)

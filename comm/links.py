@@ -1,8 +1,7 @@
 """Point-to-point messages between the stages of pipeline parallelism.
 
-Every message has a tag of its own, made from what it carries: (kind, stage, microbatch). Schedules
-consume messages in another order than they were sent (all V-shaped ones do), so the order of
-posting must never decide which tensor arrives where.
+Every message has a tag of its own: (kind, stage, microbatch). Schedules consume messages in another
+order than they were sent (all V-shaped ones do), so the order of posting must never decide.
 """
 
 from functools import partial
@@ -20,10 +19,7 @@ KINDS = ("F", "B")  # an activation to the next stage; a gradient to the previou
 
 
 class Message(NamedTuple):
-    """One message between stages.
-
-    `kind` of `microbatch`, for `stage`; peer: the coordinate of the rank at its other end.
-    """
+    """`kind` of `microbatch`, for `stage`; peer: the coordinate of the rank at its other end."""
 
     kind: str
     stage: int
@@ -43,16 +39,12 @@ def _send(axis: Axis, to: int, tag: int, synchronous: bool, x: Array) -> Steps:
 
 
 def _receive(axis: Axis, source: int, tag: int, x: Array) -> Steps:
-    """Receive into `x` when it may be written."""
     yield from written(x)
     yield Arrived(messages.receive(axis, x, source, tag))
 
 
 class Links:
-    """All links of one rank along the pipeline axis.
-
-    The same tags return every step: a step ends with every message received.
-    """
+    """All links of one rank along the pipeline axis. A step's messages end with it: tags return."""
 
     def __init__(self, axis: Axis, num_stages: int, num_microbatches: int, *, synchronous: bool = False):
         self.axis = axis
@@ -80,9 +72,7 @@ class Links:
         to: int,
         expected: ExpectedAction | None = None,
     ) -> Pending:
-        """Start sending `x`, which is for `stage`, to the rank with coordinate `to`.
-
-        The Pending owns `x` until wait().
+        """Start sending `x`, for `stage`, to coordinate `to`. The Pending owns `x` until wait().
 
         expected: what receives it, for a hang report.
         """
@@ -102,9 +92,7 @@ class Links:
         source: int,
         expected: ExpectedAction | None = None,
     ) -> Pending:
-        """Start receiving into `out` what the rank with coordinate `source` sends for `stage`.
-
-        The Pending's result is `out`.
+        """Start receiving into `out`, the result, what coordinate `source` sends for `stage`.
 
         expected: what sends it, for a hang report.
         """

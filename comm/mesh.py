@@ -1,6 +1,4 @@
-"""The axes of a rank, and what they are made of.
-
-Communicators and windows, built, named and freed by the Mesh.
+"""The axes of a rank; their communicators and windows are built, named and freed by the Mesh.
 
     Mesh
      |-- tp cp            carry the pieces of a layer's sums, of a sequence's attention
@@ -12,7 +10,7 @@ Communicators and windows, built, named and freed by the Mesh.
      `-- tied ...         the ranks that hold a copy of the tied embedding: first and last stage;
                           and others, see plan/axes.py
 
-Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is an axis like any
+Whoever needs an axis is given it. Nothing is looked up, and an axis of size 1 is one like any
 other.
 """
 
@@ -40,19 +38,17 @@ TRANSPORTS = ("auto", "messages", "collectives", "shared")
 
 
 class Mesh:
-    """All axes of this rank. Construction and free() are collective over `comm`, which stays the caller's.
+    """All axes of this rank. Construction and free() are collective over `comm`, the caller's.
 
     grid: the layout of all ranks.
-    axes: by its name, the ranks of each axis that this rank is on, in their order; those of the
-    grid if not given.
+    axes: by name, the ranks of each axis of this rank, in their order; default: those of the grid.
     carried: what is started on each, alike on all ranks; anything, if not given.
     progress: who enters MPI while the rank computes: `poll` (the rank itself, between instructions)
     or a `thread`.
     on_thread: what a thread calls before it enters MPI for the first time.
     place: notes when memory is made together later, and waits that last.
     way: of device buffers, alike on all ranks.
-    levels: whether axes over several nodes move data inside of nodes and between them in turn
-    (comm/transports/levels.py).
+    levels: whether axes over nodes move data inside of nodes and between them in turn (levels.py).
     node_ranks: neighbouring ranks that are taken for a node; 0: nodes are where ranks share memory.
     nodes: the node of each rank, which overrides both.
     """
@@ -115,8 +111,7 @@ class Mesh:
     def keep_time(self, clock: Clock) -> None:
         """Book times by another clock from now on. Nothing is in flight.
 
-        Axes of one rank keep the host's: nobody reads their times, and marks of a late clock wait
-        to be read.
+        Axes of one rank keep the host's: nobody reads their times, and late marks would wait.
         """
         for axis in self.axes.values():
             if axis.size > 1:
@@ -141,13 +136,10 @@ class Mesh:
         return progress == "thread"
 
     def _add(self, name: str, comm: MPI.Intracomm, ranks: Sequence[int], carried: AxisOperations) -> None:
-        """Add an axis.
+        """Add an axis. All ranks split `comm` alike for one that carries something.
+        An axis has its first rank as colour.
 
-        All ranks split `comm` alike for one that carries something: those of an axis have its first
-        rank as colour.
-
-        A rank alone on its axis gets no communicator there: nothing is sent, and MPI has one for
-        the purpose.
+        A rank alone on its axis gets no communicator: nothing is sent.
         """
         coordinate = ranks.index(comm.rank)
         alone = len(ranks) == 1
@@ -176,10 +168,7 @@ class Mesh:
 
 
 def _ranks_of_this_node(comm: MPI.Intracomm) -> tuple[frozenset[int], int, Budget]:
-    """Return the ranks of `comm` that share this rank's memory, their cores, and what it may take of memory.
-
-    Collective.
-    """
+    """Return the ranks of `comm` that share memory, their cores, and their budget. Collective."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     here = node.Get_group()
     all_ = comm.Get_group()

@@ -1,7 +1,4 @@
-"""What an operation on an axis of a mesh will make this rank send.
-
-The formulas of comm/base/wire.py for the way that the axis chooses.
-"""
+"""What an operation on an axis of a mesh will make this rank send, by comm/base/wire.py."""
 
 from mpitrain.comm.axis import Axis
 from mpitrain.comm.base.buffers import Array, is_narrow, on_device
@@ -12,7 +9,7 @@ TRANSPORTS: dict[object, str] = {messages: "messages", mpi_collectives: "collect
 
 
 def predicted(operation: str, num_bytes: int, axis: Axis, x: Array, root: int = 0) -> tuple[int, int]:
-    """Return the messages and bytes of an operation with a buffer of `num_bytes`, which is started with `x`.
+    """Return messages and bytes of an operation with a buffer of `num_bytes`, started with `x`.
 
     root: of an operation that has one.
     """

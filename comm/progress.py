@@ -1,14 +1,12 @@
 """Started operations, and the one place that moves them forward.
 
-An operation is a plain function that returns steps. When it is called, on all ranks in the same
-order, it takes what it is matched by: tags, a place in a queue. Its steps, a generator, post
-messages, yield a function that says whether they have arrived, add what came, and post the next
-ones. They begin when the data is there, on every rank at another time, and take nothing that is
-counted.
+An operation is a plain function that returns steps. Called on all ranks in the same order, it takes
+what it is matched by: tags, a place in a queue. Its steps, a generator, post messages, yield a
+function that says whether they have arrived, add what came, and post the next ones. They begin when
+the data is there, on every rank at another time, and take nothing that is counted.
 
-MPI doesn't advance by itself, and an operation of several phases even less: so every wait for one
-operation advances all of them. Otherwise rank 0 could wait for A while rank 1 waits for the second
-phase of B, for ever.
+MPI doesn't advance by itself, so every wait for one operation advances all of them: otherwise rank
+0 could wait for A while rank 1 waits for the second phase of B, for ever.
 """
 
 import threading
@@ -76,9 +74,8 @@ class Arrived:
 
 
 class Pending:
-    """A started operation. It owns its buffers until wait() returns.
+    """A started operation, on its axis's account. It owns its buffers until wait() returns.
 
-    account: of its axis.
     expected: what other ranks have to do for it.
     """
 
@@ -132,10 +129,7 @@ class Pending:
         return self._result
 
     def foremost(self) -> "Pending":
-        """Return the operation that is waited for.
-
-        This one or, while its turn hasn't come, the oldest in flight on its axis.
-        """
+        """Return what is waited for: this one or, before its turn, the oldest on its axis."""
         if hasattr(self._ready, "waiting_on"):
             return self
         return next(
@@ -148,9 +142,7 @@ class Pending:
         )
 
     def waiting_on(self) -> list[int]:
-        """Return the other ranks of the world that it waits for; none: it waits for this rank's own
-        device.
-        """
+        """Return the other ranks that it waits for; none: it waits for this rank's own device."""
         try:
             waiting_on: Iterable[int] = getattr(self._ready, "waiting_on", tuple)()
         except MPI.Exception as error:
@@ -159,12 +151,9 @@ class Pending:
 
 
 class Progress:
-    """All operations in flight on this rank.
+    """All operations in flight on this rank. `timeout_s` None waits for ever.
 
-    `timeout_s` None waits for ever. Times are those of the accounts' clocks.
-
-    place: notes waits that last.
-    rank: this one, of the world.
+    place: notes waits that last.  rank: this one, of the world.
     num_neighbours: ranks on this node, which have `num_cores` cores for them all.
     """
 
@@ -195,10 +184,7 @@ class Progress:
         *,
         expected: ExpectedAction | None = None,
     ) -> Pending:
-        """Run the first phase of an operation now and return its Pending.
-
-        `what` names it in a hang report, the rest as there.
-        """
+        """Run an operation's first phase; return its Pending. what: names it in a hang report."""
         pending = Pending(steps, self, what, account, result, expected or ExpectedAction(self.place.what))
         account.begun(account.clock.mark())
         if not pending.test():
@@ -211,10 +197,7 @@ class Progress:
             self.active = [pending for pending in self.active if not pending.test()]
 
     def advanced(self, pending: Pending, begin: Mark) -> None:
-        """Book that an operation was advanced, from `begin` on.
-
-        Within wait() the time is that of the one waited for.
-        """
+        """Book that an operation was advanced from `begin` on; in wait() for the one waited for."""
         now = pending.account.clock.mark()
         if not self._waiting:
             pending.account.blocked(begin, now)
@@ -227,10 +210,7 @@ class Progress:
         return self._waited.sum_s
 
     def waited_for(self) -> dict[int, float]:
-        """Return the seconds for which each rank of the world was waited for so far.
-
-        Several at once share them.
-        """
+        """Return the seconds for which each rank was waited for; several at once share them."""
         return dict(self._waited_for)
 
     def _blame(self, waiting_on: Sequence[int], seconds: float) -> None:
@@ -287,11 +267,9 @@ class Progress:
                 )
 
     def start_thread(self, comm: MPI.Intracomm, first: Callable[[], None] | None = None) -> None:
-        """Let a thread of this rank enter MPI while the rank computes.
+        """Let a thread of this rank enter MPI while the rank computes; needs MPI_THREAD_MULTIPLE.
 
-        Needs MPI_THREAD_MULTIPLE; `comm` is the thread's alone.
-
-        first: what the thread does before it enters MPI. An error there is raised here.
+        comm: the thread's alone.  first: what it does before it enters MPI; raises here.
         Raises MeshError if no thread can be started.
         """
         self._thread = ProgressThread(comm, self, first)
@@ -308,7 +286,7 @@ class Progress:
             self._thread = None
 
     def abandon(self) -> list[Pending]:
-        """Leave everything as it is, when a rank has died, and return what is in flight.
+        """Return what is in flight, when a rank has died.
 
         MPI may still write into its buffers: keep it.
         """
@@ -324,11 +302,10 @@ class Progress:
 
 
 class ProgressThread(threading.Thread):
-    """Enters MPI again and again while operations are in flight, so that bytes move while the rank computes.
+    """Enters MPI while operations are in flight, so that bytes move while the rank computes.
 
-    Messages over a network advance only inside MPI calls. The probe is for nobody: MPI's engine
-    moves every message on when it is entered. What follows an arrival (the sum, the next phase) is
-    left to the rank's own poll(); the two share no state.
+    Messages over a network advance only inside MPI calls: a probe, for nobody, moves them all. What
+    follows an arrival is left to the rank's own poll(); the two share no state.
     """
 
     PAUSE_S = 0.0005
@@ -354,8 +331,8 @@ class ProgressThread(threading.Thread):
         """Begin, and then poke until it is over.
 
         A device belongs to a thread: MPI's engine, entered by one that has set none, asks the
-        driver about events of a context that it doesn't have, and the process dies (UCX in
-        cuEventQuery: nixl#2102; Open MPI: ompi#627).
+        driver about another context's events, and dies (UCX in cuEventQuery: nixl#2102; Open MPI:
+        ompi#627).
         """
         try:
             if self._first is not None:

@@ -3,9 +3,8 @@
     given      the part that a rank itself contributes, when an operation is started
     came       what the operation has made of the parts of all, when it is complete
 
-An operation is known by its axis, and by its number among those that were started there since
-somebody began to listen: all ranks of the axis count alike, and so does the same program when it is
-run again.
+An operation is known by its axis, and by its number there since somebody began to listen: alike on
+all ranks of the axis, and when the program is run again.
 """
 
 from collections.abc import Sequence
@@ -37,9 +36,7 @@ class Tap(Protocol):
 def followed(
     tap: Tap, which: TappedOperation, steps: Steps, given: Sequence[Array], writes: Sequence[Array]
 ) -> Steps:
-    """Tell a tap what is given to an operation now, and continue with its steps; at their end, tell
-    what came.
-    """
+    """Tell a tap what is given to an operation now, continue with its steps, and tell what came."""
     tap.given(which, given)
     return _to_the_end(tap, which, steps, writes)
 

@@ -56,10 +56,9 @@ PLAIN = (*AT_END, "PAIR", "COPY")  # without index and stage
 
 
 class Action(NamedTuple):
-    """One instruction.
+    """One instruction. index: counts microbatches; for GATHER, RELEASE, SUM and REDUCE buckets.
 
-    index: counts microbatches; for GATHER, RELEASE, SUM and REDUCE buckets.
-    part: of a computation; of a SUM the number of its axis, if the bucket has two; of a REDUCE the
+    part: of a computation; of a SUM its axis' number, if the bucket has two; of a REDUCE the
     microbatch.
     """
 
@@ -141,8 +140,7 @@ def parse_program(text: str) -> list[Action]:
 def format_program(actions: Iterable[Action], width: int = 100, first: str = "") -> str:
     """Write actions as text of at most `width` columns a line; `parse_program` reads it back exactly.
 
-    first: what the text begins with, as a line of a table does; the lines after it are then
-    indented.
+    first: what the text begins with, as a line of a table does; later lines are indented then.
     """
     words = " ".join(map(str, actions))
     return textwrap.fill(

@@ -1,7 +1,7 @@
 """`auto`: the schedule of the catalogue with the shortest step, for given times, memory and placement.
 
-Schedules with a second copy of the model, or with sequences in segments, are left to whoever asks
-for them: they train to other bits.
+Schedules with a second copy of the model, or with segments, train to other bits: only when asked
+for.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ StageTimesOf = Callable[[tuple[int, ...]], tuple[StageTimes, ...] | None]  # by 
 
 
 class Choice(NamedTuple):
-    """The schedule that was chosen, the options that its family takes of those given, and all that fit.
+    """The schedule that was chosen, its options of those given, and all that fit.
 
-    makespans: of all schedules that fit, the shortest first. error: as given.
+    makespans: of all schedules that fit, the shortest first.  error: as given.
     """
 
     name: str
@@ -63,7 +63,7 @@ class _Candidate(NamedTuple):
 
     @property
     def frugality(self) -> tuple[int, float, float, float]:
-        """What comes first of those whose makespans are too near to be told apart.
+        """What comes first of makespans that can't be told apart: fewest messages, then stashes.
 
         A message keeps two ranks from computing, and what holds more stashes touches more memory.
         """
@@ -81,9 +81,9 @@ def fastest(
     """Choose the schedule of the shortest makespan, of these of the shortest span and fewest messages.
 
     options: `chunks` leaves only schedules of so many stages a rank; memory_limit is p if not given.
-    most_stages: that the model can be cut into. error: the share by which times, and so makespans,
-    may be wrong; of those that are no further from the shortest the one with the fewest messages and
-    stashes is chosen. Raises ScheduleError if no schedule fits.
+    most_stages: that the model can be cut into.
+    error: the share by which times may be wrong: of makespans no further from the shortest, the one
+    with the fewest messages and stashes is chosen. Raises ScheduleError if no schedule fits.
     """
     for option in ("group", "segments"):
         if getattr(options, option) is not None:
@@ -146,8 +146,8 @@ def _is_searched(name: str) -> bool:
 def _is_left_out(name: str, problem: Problem, makespan: float) -> bool:
     """Return whether a schedule isn't searched for: no time, or it can't be shorter than the best so far.
 
-    Below p stashes `zb-auto` and `zbv-auto` have no orders that the search of the same placement,
-    which comes later, doesn't try, unless stages differ, of which they know nothing.
+    Below p stashes `zb-auto` and `zbv-auto` have no orders that the later search of their placement
+    doesn't try, unless stages differ, of which they know nothing.
     """
     family = catalog.FAMILIES[name]
     if "times" not in family.takes:
@@ -163,10 +163,7 @@ def _is_left_out(name: str, problem: Problem, makespan: float) -> bool:
 
 
 def _rank(problem: Problem, table: Table, options: Options) -> tuple[float, float, int, float] | None:
-    """Return what schedules are compared by; None: it doesn't fit into the memory.
-
-    Sums of floats that are nearly equal are equal.
-    """
+    """Return what schedules are compared by; None: it doesn't fit. Sums nearly equal are equal."""
     plan = OrderedPlay(problem, order_of(table.ranks, split=False)).play()
     if plan is None:
         return None

@@ -1,7 +1,6 @@
 """From a schedule's name to its table. Families are found by their files in schedules/families/.
 
-Each ScheduleFamily with a name in one of them is listed: a new schedule is one file. This package
-imports nothing of mpitrain, so it searches by itself, as mpitrain/plugins.py does for other keys.
+A new schedule is one file. This package imports nothing of mpitrain, so it searches by itself.
 """
 
 import importlib
@@ -26,7 +25,6 @@ LISTED = (
 
 
 def _defined() -> Iterator[ScheduleFamily]:
-    """Yield the families that the files of schedules/families/ define, file by file."""
     for name in sorted(module.name for module in pkgutil.iter_modules(families.__path__)):
         module = importlib.import_module(f"{families.__name__}.{name}")
         for value in vars(module).values():
@@ -35,7 +33,6 @@ def _defined() -> Iterator[ScheduleFamily]:
 
 
 def _by_name() -> dict[str, ScheduleFamily]:
-    """Return the families by their names, in the order in which they are listed."""
     found: dict[str, ScheduleFamily] = {}
     for family in _defined():
         other = found.setdefault(family.name, family)
@@ -52,10 +49,7 @@ LOOPED = tuple(name for name, family in FAMILIES.items() if family.placed == "lo
 
 
 def schedule_named(name: str) -> ScheduleFamily:
-    """Return how a named schedule is made.
-
-    Raises ScheduleError for a name that no schedule has, with the nearest one.
-    """
+    """Return how a named schedule is made. Raises ScheduleError, with the nearest name."""
     if name not in FAMILIES:
         close = nearest(name.lower(), NAMES)
         hint = f"did you mean {close!r}? " if close else ""
@@ -99,8 +93,7 @@ def build(
 ) -> Table:
     """Build the table of a named schedule for `num_ranks` pipeline ranks.
 
-    Raises ScheduleError for an unknown name, an option it has no use for, or a size it is not
-    defined for.
+    Raises ScheduleError for an unknown name, a useless option, or a size it is not defined for.
     """
     family = family or schedule_named(name)
     if num_ranks < 1:

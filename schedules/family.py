@@ -21,8 +21,7 @@ Rows = list[list[Action]]
 class ScheduleFamily(NamedTuple):
     """How a named schedule is made, which options it understands, and which rank has which stage.
 
-    Whoever uses the library can have one of his own: a function of stage_per_rank()'s, or rows of
-    all ranks.
+    Users can have their own: a function of stage_per_rank()'s, or rows of all ranks.
 
     name: what users type; one with a name in a file of schedules/families/ is in the catalogue.
     aliases: names of it in published tables.

@@ -6,10 +6,7 @@ from mpitrain.schedules.search_progress import Notify
 
 
 class Times(NamedTuple):
-    """Times of one rank's whole share of layers for one microbatch, in any unit.
-
-    A chunk takes its equal share.
-    """
+    """Times of one rank's whole share of layers for one microbatch; a chunk has its part of it."""
 
     forward: float = 1
     input: float = 1  # backward for inputs
@@ -59,9 +56,7 @@ class Options(NamedTuple):
         return self._replace(**dict.fromkeys((name for name in self.given() if name not in takes), None))
 
     def strict(self) -> "Options":
-        """Count whole stashes against a limit that a user asks for, unless it is said what is held
-        between I and W.
-        """
+        """Count whole stashes against a user's limit, unless weight_memory is given."""
         return (
             self
             if self.memory_limit is None or self.weight_memory is not None

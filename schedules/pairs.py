@@ -14,9 +14,7 @@ def grouped(actions: Iterable[Action]) -> Iterator[tuple[Action, ...]]:
 
 
 def part_by_part(forward: Action, backward: Action, num_parts: Sequence[int]) -> Iterator[tuple[Action, ...]]:
-    """Yield the groups of a pair that is walked in parts.
-
-    Part i with part i, and what one has more than the other alone.
+    """Yield the groups of a pair that is walked in parts: part i with part i, then the rest alone.
 
     num_parts: of each stage.
     """

@@ -19,9 +19,7 @@ PROVED_AT_ONCE = 100_000  # operations; about two seconds
 
 @dataclass(frozen=True)
 class Played:
-    """A table with its simulated timeline. proof is None where the table was too large to prove
-    while the user waits.
-    """
+    """A table with its simulated timeline. proof: None of one too large while a user waits."""
 
     table: Table
     timeline: Timeline
@@ -79,10 +77,7 @@ class Played:
 
     @cached_property
     def peak_stashes(self) -> list[float]:
-        """Stashes of a rank's whole share of layers, which compare between schedules.
-
-        Of a late W's stash its share counts.
-        """
+        """Stashes of a rank's whole share, comparable between schedules; a share of a late W's."""
         return [max((held for _, held in self.memory(rank)), default=0) for rank in range(self.num_ranks)]
 
     @cached_property
@@ -99,9 +94,10 @@ class Played:
         return {action[1:3] for row in self.table.ranks for action in row if action.kind == kind}
 
     def memory(self, rank: int) -> list[tuple[float, float]]:
-        """Return (time, stashes held from then on): a forward's from its start, and until B or W
-        has ended. Of what is recomputed the input is held until then; what is offloaded is held
-        while its F runs, and from the start of I or B on.
+        """Return (time, stashes held from then on): from a forward's start until B or W has ended.
+
+        Of what is recomputed the input is held until then; what is offloaded while F, and I or B,
+        run.
         """
         late = self.weight_memory
         whole = self.stashes_per_microbatch
@@ -122,7 +118,7 @@ class Played:
 
     @cached_property
     def bound(self) -> float:
-        """A time that no order of these stages on these ranks takes less than, with no more memory.
+        """A time that no order of these stages takes less than, with no more memory.
 
         Of two copies, or of segments, it is the work of a rank, or the way of a microbatch.
         """

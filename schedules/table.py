@@ -20,10 +20,7 @@ from mpitrain.schedules.limits import require_size
 
 
 class Table(NamedTuple):
-    """The compute actions of every pipeline rank.
-
-    Messages, reductions and the update are added by `lower`.
-    """
+    """The compute actions of every pipeline rank; `lower` adds messages, reductions, the update."""
 
     name: str
     num_microbatches: int  # of one copy; with segments, their total number
@@ -116,7 +113,6 @@ def _refuse_misfit_stashes(name: str, rows: tuple[tuple[Action, ...], ...], segm
 
 
 def _placement(name: str, ranks: tuple[tuple[Action, ...], ...]) -> tuple[int, ...]:
-    """Find the rank of every stage."""
     if not ranks:
         raise ScheduleError(f"{name}: found no ranks, needed at least one line such as 'rank 0: F0@0 B0@0'")
     rank_of: dict[int, int] = {}
@@ -158,10 +154,7 @@ HEAD = re.compile(rf"({'|'.join(HEADS)})\s+([1-9][0-9]{{0,3}})")
 
 
 def read_table(text: str, name: str = "user") -> Table:
-    """Read a table, one line per rank in order; `#` starts a comment.
-
-    Raises ScheduleError naming the line.
-    """
+    """Read a table, a line per rank; `#` starts a comment. Raises ScheduleError naming the line."""
     ranks, heads = read_lines(text, name)
     return make_table(name, ranks, **heads)
 

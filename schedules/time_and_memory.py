@@ -20,10 +20,9 @@ SEARCHED = tuple(name for name, family in catalog.FAMILIES.items() if "stage_tim
 
 
 class StepSize(NamedTuple):
-    """What is to be scheduled.
+    """What is to be scheduled. stage_times_of: times of stages by their ranks, not equal shares.
 
     options: chunks of schedules that leave a choice, times, and what of a stash is held when.
-    stage_times_of: times of stages by their ranks, instead of equal shares.
     """
 
     num_ranks: int
@@ -44,7 +43,6 @@ class StepSize(NamedTuple):
         return problem_of(rank_of, self.num_microbatches, asked).bound
 
     def _asked(self, name: str, limit: float | None) -> tuple[tuple[int, ...], Options]:
-        """Return the ranks of a schedule's stages, and what is asked of it."""
         chunks = self.options.chunks if name in catalog.LOOPED else None
         rank_of = catalog.placement(name, self.num_ranks, catalog.chunks_of(name, chunks))
         stage_times = self.stage_times_of(rank_of) if self.stage_times_of else None
@@ -54,10 +52,9 @@ class StepSize(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A schedule on the plane of time and memory.
+    """A schedule on the plane of time and memory. bound: for its peak, over all placements.
 
-    limit: with which an order was searched; None: a fixed one. bound: for its peak, over all
-    placements.
+    limit: with which an order was searched; None: a fixed one.
     """
 
     played: Played
@@ -127,8 +124,8 @@ def _limits(size: StepSize) -> list[float]:
 def _divided(points: Sequence[Point]) -> Frontier:
     """Divide points into those that no other is as good as, and the rest.
 
-    A second copy of the model is memory too, and segments are shorter than microbatches, so that
-    what has them isn't on the front.
+    A second copy is memory too, and segments are shorter than microbatches: neither is on the
+    front.
     """
     front: list[Point] = []
     others: list[Point] = []

@@ -1,6 +1,4 @@
-"""What is started on an axis, and what the axis is made of for it.
-
-communicators, a window of shared memory, or neither.
+"""What is started on an axis, and what is made for it: communicators, shared memory, or neither.
 
     nothing                        neither: the axis is coordinates only, like `dp` and `pp`, whose
                                    ranks meet on other axes
@@ -10,11 +8,10 @@ communicators, a window of shared memory, or neither.
     what reads the others' memory  a window, if the ranks share a node, by `shared`, and by `auto`
                                    if buffers can be large enough
 
-An axis of one rank sends nothing, needs nothing, and may be given any operation.
-
-To make a communicator or a window is collective and blocks. At its first use, within a step, one
-rank would block there while another waits for a message of its own. So it is said before, alike on
-all ranks, what an axis is for.
+An axis of one rank needs nothing, and may be given any operation. To make a communicator or a
+window
+is collective and blocks: within a step one rank would wait there, another for its message. So it is
+said before, alike on all ranks, what an axis is for.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,6 @@
-"""numpy arrays and torch tensors seen alike: flat views, bytes for the wire, and sums in a fixed order.
+"""numpy arrays and torch tensors alike: flat views, bytes for the wire, and sums in a fixed order.
 
-torch is never imported: whoever hands in a tensor has imported it already, and a dry run over 512
-ranks must not.
+torch is never imported: who hands in a tensor has done so, and a dry run over 512 ranks must not.
 
 Sums are taken element by element, neighbours on the axis in pairs, 16-bit floats in fp32: bits
 depend on the values and their order only.
@@ -51,10 +50,9 @@ def on_device(x: Array) -> bool:
 def flat(x: Array, *, written: bool = False, summed: bool = False) -> Array:
     """Return `x` as a one-dimensional view of the same memory.
 
-    written: the operation writes it.
-    summed: it adds elements.
-    Raises DtypeError if `x` can't be sent as the bytes in its memory, or that can't be done; by `x`
-    alone, so alike on all ranks whose buffers are alike.
+    written: the operation writes it.  summed: it adds elements.
+    Raises DtypeError if `x` can't be sent as its bytes, or that can't be done: alike on all ranks
+    whose buffers are alike.
     """
     if is_tensor(x):
         _require_plain_tensor(x, summed)
@@ -67,7 +65,6 @@ def flat(x: Array, *, written: bool = False, summed: bool = False) -> Array:
 
 
 def _require_plain_tensor(x: Array, summed: bool) -> None:
-    """Refuse a tensor that isn't an array of numbers."""
     dtype = str(x.dtype).removeprefix("torch.")
     if dtype not in MOVED:
         raise DtypeError(f"a tensor of {dtype} can't be sent; needed one of {', '.join(MOVED)}")
@@ -88,10 +85,7 @@ def _require_plain_tensor(x: Array, summed: bool) -> None:
 
 
 def require_memory(x: Array) -> None:
-    """Raise DtypeError unless `x` has memory that can be sent.
-
-    A rehearsal starts operations on tensors without any, and sends nothing.
-    """
+    """Raise DtypeError unless `x` has memory that can be sent; a rehearsal has tensors without."""
     if is_tensor(x) and x.device.type not in ("cpu", "cuda"):
         raise DtypeError(
             f"a tensor on device {x.device.type} can't be sent; needed one in host memory or on a GPU"
@@ -99,7 +93,6 @@ def require_memory(x: Array) -> None:
 
 
 def _require_plain_array(x: Array, summed: bool) -> None:
-    """Refuse what isn't a numpy array of numbers as this machine has them."""
     if not isinstance(x, np.ndarray):
         raise DtypeError(f"found {type(x).__name__}, needed a numpy array or a torch tensor")
     if type(x) not in (np.ndarray, np.memmap):
@@ -182,8 +175,9 @@ def widened_like(x: Array, length: int) -> Array:
 class ScratchTurn:
     """Whether an operation may take scratch memory: those before it are over, or leave room.
 
-    Turns are taken in the order in which operations are started, the same on all ranks of an axis.
-    So no rank waits for ever: what is foremost here needs nothing of those after it.
+    Turns are in the order in which operations are started, the same on all ranks of an axis. So no
+    rank
+    waits for ever: what is foremost here needs nothing of those after it.
     """
 
     def __init__(self, num_bytes: int, before: list["ScratchTurn"], room: int):
@@ -242,13 +236,12 @@ def copy(source: Array, target: Array) -> None:
 
 
 def sum_in_order(parts: list[Array], out: Array) -> None:
-    """Write the sum of `parts` to `out`, neighbours in pairs.
+    """Write the sum of `parts` to `out`, neighbours in pairs: (0+1)+(2+3), then fours.
 
-    (0+1)+(2+3), then fours; `out` may be one of the parts.
-
-    So a sum over an axis has the same bits as one inside groups of 2**k neighbours followed by one
-    over the groups. parts, out: [P] each, one dtype. 16-bit floats are added in fp32 and rounded
-    once, at the end; or not, if `out` is fp32.
+    So a sum over an axis has the bits of one inside groups of 2**k neighbours, then over the
+    groups.
+    parts, out: [P] each, one dtype; `out` may be a part. 16-bit floats are added in fp32 and
+    rounded once, at the end; or not, if `out` is fp32.
     """
     parts = [_addable(part) for part in parts]
     out = _addable(out)
@@ -272,7 +265,7 @@ def _addable(x: Array) -> Array:
 
 
 def _sum_of_pairs(parts: list[Array], narrow: bool) -> Array:
-    """Return the sum of parts in memory of its own: the sum of the first 2**k and the sum of the rest."""
+    """Return, in memory of its own, the sum of the first 2**k parts plus the sum of the rest."""
     if len(parts) == 1:
         return _widened(parts[0], narrow)
     half = 1 << (len(parts) - 1).bit_length() - 1

@@ -1,6 +1,4 @@
-"""The layout of ranks, in integers only: who has which coordinate, and who shares an axis with whom.
-
-No MPI here.
+"""The layout of ranks, in integers, without MPI: coordinates, and who shares an axis with whom.
 
 Rank order is fastest first (tp, cp, dp, pp): neighbours in tp are neighbours in rank, hence on one
 node.
@@ -54,10 +52,7 @@ class Grid:
         return rank
 
     def group(self, rank: int, *axes: str) -> Sequence[int]:
-        """Return the ranks that share every coordinate with `rank` except along `axes`, in rank order.
-
-        Evenly spaced ones as a range.
-        """
+        """Return the ranks that differ from `rank` along `axes` only, in order; a range if even."""
         unknown = set(axes) - set(self.degrees)
         if unknown:
             raise MeshError(f"no axis {sorted(unknown)} in {self}")
@@ -76,7 +71,7 @@ class Grid:
 
 
 def _repeated(offsets: Sequence[int], times: int, stride: int) -> Sequence[int]:
-    """Return offsets, of which the first is 0, again and again, each time `stride` further."""
+    """Return offsets, of which the first is 0, several times, each `stride` further."""
     if len(offsets) == 1:
         return range(0, times * stride, stride)
     if isinstance(offsets, range) and stride == len(offsets) * offsets.step:
@@ -85,7 +80,5 @@ def _repeated(offsets: Sequence[int], times: int, stride: int) -> Sequence[int]:
 
 
 def split(length: int, size: int) -> list[int]:
-    """Return the `size + 1` bounds that cut `length` elements into `size` nearly equal shards, for
-    any length, 0 included.
-    """
+    """Return the `size + 1` bounds that cut `length` elements, 0 too, into nearly equal shards."""
     return [length * i // size for i in range(size + 1)]

@@ -13,8 +13,8 @@ MESSAGE_BYTES = 1 << 30  # at most: a count of more than 2^31 - 1 is one that no
 class Group:
     """Ranks of which the first is given arrays of the others, one after the other.
 
-    comm: on which nobody else has messages under way meanwhile; it stays the caller's.
-    first: what the first rank is called.
+    comm: the caller's; nobody else has messages under way on it.  first: the name of the first
+    rank.
     """
 
     def __init__(self, comm: MPI.Comm, place: StatusReporter, first: str):
@@ -36,9 +36,7 @@ class Group:
                 self._comm.Send(part, 0)
 
     def take(self, what: str, rank: int, array: np.ndarray) -> None:
-        """Receive what that rank of the group gives into an array, contiguous, of the same size, on
-        the first rank.
-        """
+        """On the first rank, receive what a rank gives into a contiguous array of its size."""
         with self._place.waiting(f"for rank {rank} of the {self.size} of {self._first}: {what}"):
             for part in _messages(array):
                 self._comm.Recv(part, rank)

@@ -1,9 +1,7 @@
 """Which launcher started this process: the one place that knows launchers' variables.
 
-Standard library only; it starts nothing.
-
-Children inherit variables: the shell of a batch script, a notebook, a command that a rank runs. So
-a variable alone says nothing.
+Standard library only; it starts nothing. Children inherit variables (the shell of a batch script, a
+notebook, a command that a rank runs), so a variable alone says nothing.
 
     launcher                         rank                  ranks                 counts while
     Open MPI's mpirun, jsrun         OMPI_COMM_WORLD_RANK  OMPI_COMM_WORLD_SIZE  its session folder
@@ -22,10 +20,8 @@ a variable alone says nothing.
 
 sbatch sets SLURM_PROCID=0 and SLURM_NTASKS for its script, too, but no SLURM_STEP_ID, unless it was
 called within another job's step. The shell of salloc is a step with a number of its own. No
-variable counts in the child of a process that has MPI loaded: that is the rank.
-
-Of several that count the launcher is the one whose process is nearest above this one, else the
-first of this list.
+variable counts in the child of a process that has MPI loaded: that is the rank. Of several that
+count the launcher is the one whose process is nearest above this one, else the first of this list.
 
 Sources: srun(1), sbatch(1), salloc(1), slurm.h; "Environment variables set for MPI applications" of
 Open MPI; Hydra; flux-run(1); PALS.
@@ -78,8 +74,8 @@ class Launcher:
 
     sizes: the first that is there says how many ranks.
     starters: names of the processes that start its ranks.
-    counts: whether its variables are of this process, by the environment and the nearest process
-    above that starts ranks, if there is one.
+    counts: whether its variables are of this process, by the environment and the nearest starter
+    above.
     of_mpi: whether MPI looks for it by its variables.
     """
 
@@ -115,10 +111,7 @@ class Launch(NamedTuple):
 
 
 def _has_folder(environment: Mapping[str, str], starter: Process | None) -> bool:
-    """Tell whether the launcher is there.
-
-    Above this process, or by the folder of its session, which goes with it.
-    """
+    """Return whether the launcher is above this process, or its session's folder is there."""
     folder = environment.get("PMIX_SERVER_TMPDIR", "")
     if not folder or (starter is not None and starter.name in OF_PMIX):
         return True
@@ -132,9 +125,9 @@ def _has_folder(environment: Mapping[str, str], starter: Process | None) -> bool
 
 
 def _has_server(environment: Mapping[str, str], starter: Process | None) -> bool:
-    """Tell whether a PMI server can be spoken to.
+    """Return whether a PMI server can be spoken to: it closes the connection of a finished rank.
 
-    It closes the connection of a rank that has finished, and that of a child was closed.
+    That of a child was closed.
     """
     if "PMI_FD" not in environment:
         return any(name in environment for name in PMI_SERVERS)
@@ -152,13 +145,13 @@ def _has_server(environment: Mapping[str, str], starter: Process | None) -> bool
 
 
 def _is_step(environment: Mapping[str, str], starter: Process | None) -> bool:
-    """Tell whether srun made this step, and this process is of it."""
+    """Return whether srun made this step, and this process is of it."""
     number = _number(environment.get("SLURM_STEP_ID", ""))
     return number is not None and number <= LAST_STEP and not _starts_none(starter)
 
 
 def _is_task(environment: Mapping[str, str], starter: Process | None) -> bool:
-    """Tell whether this process is below a shell of Flux's, and not in the script of a batch job."""
+    """Return whether this process is below a shell of Flux's, and not in a batch job's script."""
     return not _starts_none(starter)
 
 
@@ -219,9 +212,7 @@ def launch(environment: Mapping[str, str] = os.environ, above: Above | None = No
 def command_of_ranks(
     size: int, num_nodes: int = 1, environment: Mapping[str, str] = os.environ, above: Above | None = None
 ) -> list[str]:
-    """Return the words that start as many ranks as this process is one of, with the launcher that
-    started it.
-    """
+    """Return the words that start as many ranks as this process is one of, with its launcher."""
     found = launch(environment, above)
     if found is None:
         return [] if size == 1 else ["mpirun", "-n", str(size)]
@@ -237,9 +228,7 @@ def command_of_ranks(
 
 
 def inherited(environment: Mapping[str, str] = os.environ, above: Above | None = None) -> Launch | None:
-    """Return what MPI's launcher said of another process, whose variables this one has though it is
-    no rank; None without any.
-    """
+    """Return what MPI's launcher said of another process whose variables this one has, or None."""
     left = [
         launcher
         for launcher in LAUNCHERS
@@ -251,10 +240,9 @@ def inherited(environment: Mapping[str, str] = os.environ, above: Above | None =
 def torchrun(
     environment: Mapping[str, str] = os.environ, above: Above | None = None
 ) -> tuple[int, int] | None:
-    """Return the number of this copy and that of all, where torchrun started this process; None elsewhere.
+    """Return this copy's number and that of all, where torchrun started this process; else None.
 
-    A launcher that is nearer above this process counts, as for mpirun in a script that torchrun
-    started.
+    A launcher that is nearer above counts, as for mpirun in a script that torchrun started.
     """
     copy, copies = (_number(environment.get(name, "")) for name in (COPY, COPIES))
     if TORCHRUN not in environment or copy is None or copies is None:
@@ -268,9 +256,7 @@ def torchrun(
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what launchers and schedulers have put there, for an MPI
-    process that is alone.
-    """
+    """Return an environment for an MPI process that is alone: without launchers and schedulers."""
     return {
         name: value
         for name, value in environment.items()
@@ -279,10 +265,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what says that this process is a rank.
-
-    It is for a launcher, which wants settings and the scheduler's.
-    """
+    """Return an environment for a launcher, without what says that this process is a rank."""
     return {name: value for name, value in environment.items() if not OF_RANKS.match(name)}
 
 
@@ -319,7 +302,7 @@ def processes_above() -> Iterator[Process]:
 
 
 def _has_mpi(pid: int) -> bool:
-    """Tell whether a process has an MPI library loaded."""
+    """Return whether a process has an MPI library loaded."""
     try:
         return re.search(rb"/libmpi(ch)?(_abi)?\.", Path(f"/proc/{pid}/maps").read_bytes()) is not None
     except OSError:

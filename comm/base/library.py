@@ -41,7 +41,7 @@ def threads() -> str:
 
 
 class _Symbol(ctypes.Structure):
-    """What dladdr() fills in: the file, where it is in memory, and the nearest name before an address."""
+    """What dladdr() fills in: the file, its place in memory, the nearest name before an address."""
 
     _fields_ = [
         ("file", ctypes.c_char_p),
@@ -54,9 +54,8 @@ class _Symbol(ctypes.Structure):
 def loaded() -> ctypes.CDLL:
     """Return the library that mpi4py has loaded, as it is in memory; its `_name` is its path.
 
-    It is the file that MPI_Init_thread lies in, as mpi4py's extension sees it. CDLL(None) sees what
-    was loaded for everybody only: not the libraries of wheels (mpi4py opens them with RTLD_LOCAL),
-    but a tool that wraps MPI.
+    It is the file that MPI_Init_thread lies in, as mpi4py's extension sees it. CDLL(None) doesn't
+    see the libraries of wheels (mpi4py opens them with RTLD_LOCAL), but a tool that wraps MPI.
     """
     extension = ctypes.CDLL(MPI.__file__)
     found = _Symbol()
@@ -73,9 +72,9 @@ class _Extent(ctypes.Structure):
 
 
 def may_read_others() -> bool:
-    """Return whether a process may read another one's memory (process_vm_readv): some containers forbid it.
+    """Return whether a process may read another one's memory: some containers forbid it.
 
-    MPICH does so with messages of 8 KB and more (cross-memory attach, CMA). The call is tried on this
+    MPICH does so with messages of 8 KB and more (process_vm_readv, CMA). It is tried on this
     process's own memory, which such a container refuses, too; ptrace_scope MPICH looks at itself.
     """
     read = getattr(ctypes.CDLL(None), "process_vm_readv", None)
@@ -98,12 +97,11 @@ def launcher() -> str | None:
 def contradiction(
     num_ranks: int, started: launchers.Launch | None, environment: Mapping[str, str] = os.environ
 ) -> tuple[str, int]:
-    """Return the variable of a launcher that started another number of ranks than this MPI sees,
-    and that number; ("", 0) if none did.
+    """Return variable and number of a launcher that started other ranks than MPI sees; else "", 0.
 
-    A launcher leaves the variables of another one, whose shell it was started in, as they are:
-    ranks that are connected need one that agrees. A rank that is alone may be one of N singletons:
-    of these only the launcher counts that started it.
+    A launcher leaves the variables of another one, whose shell it was started in: connected ranks
+    need one that agrees. A rank alone may be one of N singletons: only the launcher that started it
+    counts.
     """
     if num_ranks == 1:
         return (

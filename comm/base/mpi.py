@@ -1,6 +1,4 @@
-"""mpi4py's module MPI, loaded when it is first used.
-
-One MeshError where that can't be, and a login node needs no MPI library.
+"""mpi4py's module MPI, loaded when it is first used; MeshError where that can't be.
 
 from mpitrain.comm.base.mpi import MPI
 """
@@ -69,10 +67,7 @@ def explain(error: ImportError | RuntimeError) -> str:
 
 
 def _tried(reason: str) -> bool:
-    """Return whether a file isn't there that was looked for, and not one that it needs.
-
-    That has a plain name, of another library.
-    """
+    """Return whether a file that was looked for isn't there; one that it needs has a plain name."""
     file, _, why = reason.partition(": ")
     return why == NOT_THERE and ("libmpi" in file or os.sep in file)
 

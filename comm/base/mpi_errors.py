@@ -7,7 +7,7 @@ from mpitrain.errors import DeliveryError, MessageError
 
 
 def error_in_status(error: "MPI.Exception", statuses: "Sequence[MPI.Status]") -> "MPI.Exception":
-    """Return the error of the first message that has one, where MPI says only that one of several has.
+    """Return the error of the first message that has one, where MPI says that one of several has.
 
     statuses: as the call that failed has left them, one a message.
     """
@@ -19,9 +19,9 @@ def error_in_status(error: "MPI.Exception", statuses: "Sequence[MPI.Status]") ->
 
 
 def is_of_lost_rank(error: BaseException) -> bool:
-    """Return whether an error, or what has caused it, tells that a rank has died.
+    """Return whether an error or its cause says that a rank has died, to this rank or to another.
 
-    MPI has told it to this rank, or to another one, which has revoked a communicator (ULFM).
+    That one has revoked a communicator (ULFM).
     """
     lost = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
     return tells_of_deaths() and any(
@@ -30,10 +30,7 @@ def is_of_lost_rank(error: BaseException) -> bool:
 
 
 def tells_of_deaths() -> bool:
-    """Return whether this MPI was built with ULFM, by its error classes: without it both are ERR_UNKNOWN.
-
-    Methods say nothing: every mpi4py 4.1 has them.
-    """
+    """Return whether this MPI has ULFM, by its error classes: every mpi4py 4.1 has the methods."""
     return MPI.ERR_PROC_FAILED != MPI.ERR_REVOKED
 
 

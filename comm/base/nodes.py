@@ -18,10 +18,7 @@ class Nodes(NamedTuple):
 
 
 def nodes_of(numbers: Sequence[int]) -> Nodes | None:
-    """Return how an axis lies on nodes, given the node of each of its ranks.
-
-    None: in one level, or not evenly in neighbours.
-    """
+    """Return how an axis lies on nodes, by each rank's; None: on one, or not in even neighbours."""
     runs = [len(list(run)) for _, run in groupby(numbers)]
     even = len(set(runs)) == 1 and len(runs) == len(set(numbers))
     return Nodes(runs[0], len(runs)) if even and len(runs) > 1 and runs[0] > 1 else None

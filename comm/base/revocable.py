@@ -1,8 +1,8 @@
-"""Communicators that are revoked together, when a rank has died (ULFM: Open MPI 5, mpirun --with-ft ulfm).
+"""Communicators that are revoked together when a rank has died (ULFM: Open MPI 5, --with-ft ulfm).
 
 A death while a communicator is made can raise an error on some of its ranks alone. They revoke what
-they have; the others have one more, and may wait there for ranks that never had it. So a thread of
-each rank looks whether the first of them is revoked, and then revokes the rest.
+they have; the others have one more, and may wait there for ever. So a thread of each rank looks
+whether the first of them is revoked, and then revokes the rest.
 
 To import it loads MPI: only runs with spare ranks do.
 """

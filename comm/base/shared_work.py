@@ -1,10 +1,10 @@
-"""A manager and workers: rank 0 reads items, all ranks work on them, each has some ahead and none waits.
+"""A manager and workers: rank 0 reads items, all ranks work on them, each has some ahead.
 
     rank 0    read, give, give ... | work on one; give and take meanwhile | yield what is next ...
     others    take | work on it; take the next ones meanwhile | give the result | work ...
 
-A message moves on only while both its ranks are in MPI: each looks after them between two parts of
-an item.
+A message moves only while both its ranks are in MPI: each looks after them between parts of an
+item.
 """
 
 import time
@@ -101,10 +101,7 @@ class WorkManager:
         self._num_first = self._count
 
     def results(self, items: Iterable[Any]) -> Iterator[list[Any]]:
-        """Yield the parts of each item's result, in the order of the items.
-
-        Raises an item's InputError where its result would be.
-        """
+        """Yield the parts of each item's result in order; raise its InputError in its place."""
         most = (AHEAD + 2) * (1 + len(self._ahead))
         for item in items:
             self._look()
@@ -171,7 +168,6 @@ class WorkManager:
                 self._ahead[rank] -= 1
 
     def _done(self) -> Iterator[list[Any]]:
-        """Yield the results that are next."""
         while self._open and self._open[0] in self._results:
             result = self._results.pop(self._open.popleft())
             if result.error is not None:
@@ -217,7 +213,7 @@ class Worker:
 
 
 def _result(number: int, item: Any, work: Work, look: Callable[[], None]) -> WorkMessage:
-    """Return the parts that `work` makes of an item, or its InputError; call `look` after each part."""
+    """Return the parts that `work` makes of an item, or its InputError; call `look` after each."""
     parts = []
     try:
         for part in work(item):

@@ -1,8 +1,9 @@
 """Memory in which data is sorted by nodes, a round at a time: two pieces, which rounds take in turn.
 
-A round begins when the one before last is over, whichever operation that was of. So the memory
-doesn't grow with the buffers or with the number of operations that are under way. Turns are taken
-when an operation is started, in the same order on all ranks of an axis: no rank waits for ever.
+A round begins when the one before last is over, of whichever operation: the memory doesn't grow
+with buffers or operations. Turns are taken when an operation is started, in the same order on all
+ranks
+of an axis: no rank waits for ever.
 """
 
 import numpy as np
@@ -27,7 +28,7 @@ class SortingMemory:
     def take(self, x: Array, wanted: list[tuple[int, bool]]) -> tuple[list[Array], ScratchTurn]:
         """Return arrays like `x` of the wanted lengths, which may be written when it is their turn.
 
-        wanted: (elements, whether they are fp32 instead). On a device each has memory of its own.
+        wanted: (elements, whether they are fp32 instead). On a device each has its own memory.
         """
         if on_device(x):
             arrays = [widened_like(x, length) if wide else empty_like(x, length) for length, wide in wanted]
@@ -48,5 +49,4 @@ class SortingMemory:
 
 
 def _typed(x: Array, memory: np.ndarray, wide: bool) -> Array:
-    """Return memory as a flat array of the dtype of `x`, or of fp32."""
     return typed_like(widened_like(x, 0) if wide else x, memory)

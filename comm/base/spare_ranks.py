@@ -46,7 +46,7 @@ def is_enabled() -> bool:
 def require_fault_tolerance(num_spares: int, num_ranks: int) -> None:
     """Raise ConfigError unless this MPI survives the death of a rank, and some ranks aren't spares.
 
-    Open MPI built with ULFM runs without it, too, and then ends when a rank dies.
+    Open MPI built with ULFM also runs without it, and then ends when a rank dies.
     """
     key = f"recovery.spares = {num_spares}"
     if not tells_of_deaths():
@@ -128,8 +128,8 @@ class SpareRanks:
     def ended_well(self, here: bool) -> bool:
         """Agree whether a round ended well on all ranks. Collective over all ranks that live.
 
-        MPI raises an error there, alike on all, for a death that one of them didn't know of. One that all
-        knew of, as of a spare, ends no round that ended well here.
+        For a death that one of them didn't know of MPI raises an error, alike on all. One that all
+        knew of, as of a spare, ends no round.
         """
         try:
             self._all.Ack_failed()
@@ -138,10 +138,9 @@ class SpareRanks:
             return False
 
     def repair(self, kept: object) -> list[int]:
-        """Give the places of the dead to spares; return those places. Collective over all that live.
+        """Give the places of the dead to spares, and return them. Collective over all that live.
 
         A spare on the same node goes first. kept: what was under way.
-
         Raises RankLostError, alike on all, if spares are too few, and there can't be fewer places.
         """
         shrunk = self._shrunk()
@@ -173,7 +172,6 @@ class SpareRanks:
         return lost
 
     def _shrunk(self) -> "RevocableComm":
-        """Return the communicator of the ranks that live, when all of them have it."""
         from mpitrain.comm.base.revocable import RevocableComm
 
         while True:
@@ -188,7 +186,6 @@ class SpareRanks:
                     self._disagree()
 
     def _disagree(self) -> None:
-        """Take part in the agreement of a shrink that has failed here."""
         try:
             self._all.Agree(0)
         except MPI.Exception:

@@ -1,6 +1,4 @@
-"""What an operation makes a rank send: formulas, in integers.
-
-What is really posted is counted in comm/meters/account.py.
+"""What an operation makes a rank send: formulas, in integers; comm/meters/account.py counts.
 
 n ranks, a buffer of N bytes (of all ranks together for all_gather, of each for the others), S of
 them this rank's shard (grid.split):
@@ -20,8 +18,7 @@ them this rank's shard (grid.split):
                     children at most
 
 `shared` reads instead, as many bytes: S (n-1) to reduce, N - S to gather. It exchanges and shifts
-by messages; `collectives` exchanges so. What the root sends there, the others read, and the other
-way round.
+by messages; `collectives` exchanges so. What the root sends there, others read, and vice versa.
 
 In two levels (comm/transports/levels.py), m ranks on each of k nodes: the bytes of each phase by
 the formulas for its axis. Of an all-reduce a node sends 2 N (k-1)/k across in all, in one level
@@ -48,10 +45,7 @@ SMALL = 1 << 13
 
 
 def pieces(num_bytes: int) -> list[slice]:
-    """Return the pieces of at most LIMIT bytes that a part of `num_bytes` is sent in.
-
-    Nothing is sent as one of no bytes.
-    """
+    """Return the pieces of at most LIMIT bytes that a part is sent in; one even of no bytes."""
     return [slice(at, at + LIMIT) for at in range(0, max(num_bytes, 1), LIMIT)]
 
 
@@ -74,11 +68,9 @@ def sorted_rounds(share: int, size: int, itemsize: int) -> list[slice]:
 
 
 def sorting_bytes(share: int, nodes: tuple[int, int], itemsize: int, *, narrow: bool, sums: bool) -> int:
-    """Return the bytes that a round of a reduce-scatter (sums) or an all-gather in two levels takes.
+    """Return the bytes of a round of a reduce-scatter (sums) or an all-gather in two levels.
 
-    share: elements of each rank.
-    nodes: (ranks on each node, nodes).
-    narrow: as in phases().
+    share: elements of each rank.  nodes: (ranks on each node, nodes).  narrow: as in phases().
     """
     near, far = nodes
     length = min(share, round_of(near * far, itemsize))
@@ -96,11 +88,9 @@ def under_way(num_bytes: int, size: int, itemsize: int) -> int:
 
 
 def transport_on_a_node(wanted: str, operation: str, num_bytes: int) -> str:
-    """Return which transport takes an operation on host buffers of an axis whose ranks share a
-    node, as Axis.by_size() chooses it.
+    """Return the transport of an operation on host buffers in a node, as Axis.by_size() does.
 
-    wanted: comm.transport.
-    num_bytes: of its buffer.
+    wanted: comm.transport.  num_bytes: of its buffer.
     """
     if wanted in ("shared", "auto") and operation in READING:
         return "shared" if wanted == "shared" or num_bytes >= AUTO_SHARED else "messages"
@@ -117,17 +107,15 @@ def sent_bytes(
     transport: str = "messages",
     root: int = 0,
 ) -> int:
-    """Return the bytes that coordinate `rank` of an axis of `size` ranks sends, or reads, for a
-    buffer of `num_bytes`.
+    """Return the bytes that coordinate `rank` of an axis sends, or reads, for so large a buffer.
 
-    itemsize: bytes per element, which no shard divides.
-    root: of an operation that has one.
+    itemsize: bytes per element, which no shard divides.  root: of an operation that has one.
     """
     return sum(_parts(operation, num_bytes, size, rank, itemsize, root, transport))
 
 
 def _children(size: int, place: int) -> int:
-    """Return to how many ranks the one at a place of the tree of a broadcast sends; the root's place is 0."""
+    """Return to how many ranks the one at a place of a broadcast's tree sends; the root's is 0."""
     reach = place & -place if place else 1 << (size - 1).bit_length()
     return sum(place + (1 << k) < size for k in range(reach.bit_length() - 1))
 
@@ -143,8 +131,7 @@ def sent_messages(
     root: int = 0,
     in_rounds: bool = True,
 ) -> int:
-    """Return how many messages coordinate `rank` of an axis of `size` ranks sends for a buffer of
-    `num_bytes`.
+    """Return how many messages coordinate `rank` of an axis sends for a buffer of `num_bytes`.
 
     None has more than LIMIT bytes, but of MPI's collectives: one to each other rank is counted.
     in_rounds: whether sums go in rounds, as those of host buffers do.
@@ -171,17 +158,13 @@ def _sent_by_mpi(operation: str, size: int, *, is_root: bool) -> int:
 
 
 def _sums_in_parts(operation: str, num_bytes: int) -> bool:
-    """Whether ranks send one another parts of a buffer to sum."""
     return operation == "reduce_scatter" or (operation in ("all_reduce", "reduce") and num_bytes > SMALL)
 
 
 def _parts(
     operation: str, num_bytes: int, size: int, rank: int, itemsize: int, root: int, transport: str
 ) -> list[int]:
-    """Return the bytes of each part that a rank sends, or reads.
-
-    Of an all_to_all_v, if it sends as much to each.
-    """
+    """Return the bytes of each part that a rank sends, or reads; of an all_to_all_v, if equal."""
     if size == 1 or operation == "receive":
         return []
     if operation in ("send", "shift"):
@@ -224,11 +207,9 @@ def _lengths(length: int, size: int) -> list[int]:
 
 
 class Phase(NamedTuple):
-    """One phase of an operation in two levels.
+    """One phase of an operation in two levels. far: over nodes.  root: on its axis.
 
-    far: over nodes.
     itemsize: of an element of its buffer.
-    root: on its axis.
     """
 
     far: bool
@@ -260,10 +241,7 @@ def phases(
 
 @dataclass(frozen=True)
 class _TwoLevels:
-    """What an operation in two levels is asked for: a buffer, and this rank, as in phases().
-
-    Each method returns the phases of the operation of its name (see levels), None for one level.
-    """
+    """A buffer, and this rank, as in phases(); methods return the phases of their name, or None."""
 
     num_bytes: int
     near: tuple[int, int]
@@ -332,7 +310,6 @@ class _TwoLevels:
 
     @property
     def _shard_length(self) -> int:
-        """Return how many elements this rank has of a buffer that is divided over its node."""
         place, num_near = self.near
         return _lengths(self.num_bytes // self.itemsize, num_near)[place]
 
@@ -341,7 +318,6 @@ class _TwoLevels:
         return divmod(self.root, self.near[1])
 
     def _within(self, operation: str, root: int = 0) -> Phase:
-        """Return a phase of the whole buffer inside the node."""
         return Phase(False, operation, self.num_bytes, self.itemsize, root)
 
     def _summed_across(self, operation: str, root: int = 0) -> Phase:
@@ -360,8 +336,9 @@ _IN_TWO_LEVELS: dict[str, Callable[[_TwoLevels], list[Phase] | None]] = {
 
 
 def sent_over_nodes(operation: str, num_bytes: int, nodes: tuple[int, int], rank: int) -> int:
-    """Return the bytes that coordinate `rank` sends by `messages` on an axis of (ranks on each
-    node, nodes), in two levels where it can.
+    """Return the bytes that `rank` sends by `messages` on an axis of (ranks on each node, nodes).
+
+    In two levels where it can.
     """
     (near, far), (node, place) = nodes, divmod(rank, nodes[0])
     levels = phases(operation, num_bytes, (place, near), (node, far), itemsize=1, narrow=False)

@@ -1,6 +1,4 @@
-"""Where a rank meets MPI: the world, whether it is the one the launcher meant, agreement on errors,
-and the way in and out.
-"""
+"""Where a rank meets MPI: the world, if it is the launcher's, agreement on errors, in and out."""
 
 import ctypes
 import os
@@ -46,8 +44,7 @@ ABORT_S = 3.0  # MPI_Abort can hang, or return
 
 class ExpectedAction(NamedTuple):
     """What others have to do so that a wait ends.
-
-    An instruction, and where it stands in their program; -1: that isn't known.
+    instruction: and its position in their program; -1: that isn't known.
     """
 
     instruction: str
@@ -89,9 +86,8 @@ class World:
     """All ranks of this job, and those of this node.
 
     Every call is collective over all ranks; meanwhile `place` says what it is for.
-
     node_cores: that the ranks of this node may use, together.
-    in_flight: messages that were under way when a rank died: MPI may still write into their buffers.
+    in_flight: messages under way when a rank died: MPI may still write into their buffers.
     is_asked: returns whether this rank was asked to leave; beat() tells rank 0 of the others.
     """
 
@@ -124,7 +120,6 @@ class World:
         """Run `action` on rank 0 and return its result on all ranks.
 
         An InputError or StoppedEarly there is raised on all; an OSError as a StorageError.
-
         An action that may take long calls beat(), or share().
         help: yields the parts of what a rank makes of an item of share().
         """
@@ -156,9 +151,9 @@ class World:
     def share(self, items: Iterable[Any], ranks: Sequence[int], first: Any) -> Iterator[list[Any]]:
         """Yield the parts that `help` makes of each item, on one of `ranks`, in the order of the items.
 
-        Rank 0 calls it within on_first_rank(), and reads ahead of what it yields. first: what each
-        of the other ranks is given before its first item; nothing is yielded for it. Raises an
-        item's InputError in its place.
+        Rank 0 calls it within on_first_rank(), and reads ahead. first: what each of the other ranks
+        is given before its first item; nothing is yielded for it. Raises an item's InputError in
+        its place.
         """
         self.comm.bcast((SHARED, None, None))
         self._manager = WorkManager(self.comm, ranks, first, self._help, self._waiting)
@@ -173,9 +168,8 @@ class World:
     def on_first_ranks(self, size: int, what: str, action: Callable[["World"], Any]) -> Any:
         """Have the first `size` ranks run action(their world); return rank 0's result on all ranks.
 
-        An InputError or StoppedEarly, alike on all that run it, is raised on all.
-
-        The others sleep meanwhile: ranks that poll would take cores from those that work.
+        An InputError or StoppedEarly, alike on all that run it, is raised on all. The others sleep:
+        ranks that poll would take cores from those that work.
         """
         with self._waiting(f"for all ranks: {what}"):
             comm = self.comm.Split(0 if self.rank < size else MPI.UNDEFINED, self.rank)
@@ -199,19 +193,13 @@ class World:
         return self.on_first_rank(what, outcome)
 
     def from_first_rank(self, what: str, action: Callable[[], Any]) -> Any:
-        """Run `action` on rank 0 and return its result on all ranks.
-
-        An error there is that rank's alone, and the end of the job.
-        """
+        """Run `action` on rank 0; return its result on all ranks. An error there ends the job."""
         result = action() if self.rank == 0 else None
         with self._waiting(f"for rank 0: {what}"):
             return self.comm.bcast(result)
 
     def on_first_of_node(self, what: str, action: Callable[[], Any]) -> Any:
-        """Run `action` on the first rank of each node and return its result on all ranks of the node.
-
-        An error there ends the job.
-        """
+        """Run `action` on each node's first rank; return its result there. An error ends all."""
         result = action() if self.node.rank == 0 else None
         with self._waiting(f"for the first rank of this node: {what}"):
             return self.node.bcast(result)
@@ -222,9 +210,9 @@ class World:
             return self.node.allgather(mine)
 
     def beat(self) -> bool:
-        """Tell the others, within on_first_rank(), that rank 0 still works.
+        """Tell the others, within on_first_rank(), that rank 0 still works, once a second.
 
-        Return whether one was asked to leave; seen once a second.
+        Return whether one was asked to leave.
         """
         if self._manager:
             return self._manager.still_works()
@@ -263,9 +251,7 @@ class World:
         return result
 
     def require_same(self, what: Mapping[str, str]) -> None:
-        """Raise MeshError on all ranks, with the name of what differs, unless the values are the
-        same everywhere.
-        """
+        """Raise MeshError on all ranks, naming what differs, unless all values are the same."""
         every = self.all_gather("comparing configuration and code", dict(what))
         for name, wanted in every[0].items():
             different = [rank for rank, values in enumerate(every) if values.get(name) != wanted]
@@ -294,9 +280,7 @@ class World:
             return self.comm.gather(mine)
 
     def scatter(self, what: str, parts: Callable[[], list[Any]]) -> Any:
-        """Give each rank its part of what `parts` returns on rank 0.
-
-        An error there is that rank's alone, and the end of the job.
+        """Give each rank its part of what `parts` returns on rank 0. An error there ends the job.
 
         The others sleep meanwhile: hundreds that poll would leave rank 0 no core.
         """
@@ -317,10 +301,7 @@ class World:
 
     @contextmanager
     def _waiting(self, what: str) -> Iterator[None]:
-        """Note that this rank waits for others in the block.
-
-        An error of MPI there becomes a DeliveryError that says for what they waited.
-        """
+        """Note what this rank waits for in the block; MPI's errors become a DeliveryError."""
         try:
             with self.place.waiting(what):
                 yield
@@ -344,10 +325,8 @@ def connect(
 ) -> World:
     """Start MPI and return the world of this job.
 
-    Raises MeshError if the launcher started another number of ranks.
-
-    A launcher of another MPI starts N processes of which each believes to be rank 0 of 1, without a
-    word.
+    Raises MeshError if the launcher started another number of ranks: one of another MPI starts N
+    processes of which each believes to be rank 0 of 1.
     is_asked: see World.
     may_be_alone: a process that no launcher started may be alone wherever it runs, also where it
     could be one of several copies.
@@ -383,9 +362,7 @@ def connect(
 
 
 def _require_no_copy(left: launchers.Launch | None, unset: str, copies: tuple[int, int] | None) -> None:
-    """Raise MeshError where this process, which is alone, is probably one of several that want to
-    be ranks of one job.
-    """
+    """Raise MeshError where this process, which is alone, probably should be a rank of a job."""
     if copies and copies[1] > 1:
         raise on_all_ranks(
             MeshError(
@@ -411,12 +388,10 @@ def alone() -> Communicator:
 
 @contextmanager
 def _called(name: str) -> Iterator[None]:
-    """Give this process another name meanwhile, which the ranks of its node can see when they have
-    no other way to know.
+    """Give this process another name meanwhile, which other ranks of its node can see.
 
-    A name is one word: Slurm's proctrack/linuxproc and proctrack/pgid take /proc/PID/stat apart at
-    white space, and neither signal nor kill a process whose name has a space or a line break (the
-    kernel ends what it shows with one, and keeps one that is written).
+    One word: Slurm's proctrack/linuxproc and proctrack/pgid take /proc/PID/stat apart at white
+    space, and neither signal nor kill a process whose name has a space or a line break.
     """
     path = Path("/proc/self/comm")
     before = None
@@ -433,11 +408,11 @@ def _called(name: str) -> Iterator[None]:
 def start() -> None:
     """Call MPI_Init_thread, unless that was done.
 
-    It is called by ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched.
-
+    By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched.
     Where this process has the variables of a rank, and is none, they are removed: MPI would look
-    for a server that isn't there. Where a container forbids processes to read each other's memory, MPICH
-    is set not to: its first large message would fail.
+    for a server that isn't there. Where a container forbids processes to read each other's memory,
+    MPICH is
+    set not to: its first large message would fail.
     """
     if is_finalized():
         raise LibraryError(
@@ -468,10 +443,7 @@ def finalize() -> None:
 
 
 def flush() -> None:
-    """Write what this rank has said.
-
-    It waits no longer than launchers need to forward that: a pipe may be full, and nobody reads it.
-    """
+    """Write what this rank has said, as long as launchers need: nobody may read a full pipe."""
     writing = threading.Thread(target=_flush, daemon=True)
     try:
         writing.start()
@@ -496,9 +468,7 @@ def _flush() -> None:
 
 
 def _exit_in(seconds: float, code: int) -> None:
-    """Have this process end after a while, wherever it is then: with a code, or by SIGALRM where no
-    thread can be started.
-    """
+    """Have this process end after a while: with a code, by SIGALRM where no thread starts."""
     try:
         threading.Timer(seconds, os._exit, [code]).start()
     except (RuntimeError, MemoryError):
@@ -506,10 +476,7 @@ def _exit_in(seconds: float, code: int) -> None:
 
 
 def abort(code: int) -> None:
-    """End the whole job at once with an exit code; doesn't return.
-
-    The other ranks may be waiting for this one for ever.
-    """
+    """End the whole job at once with an exit code, as others may wait; doesn't return."""
     flush()
     time.sleep(FORWARD_S)
     _exit_in(ABORT_S, code)
@@ -521,10 +488,8 @@ def abort(code: int) -> None:
 def _others_wait_for_ever() -> bool:
     """Return whether the other ranks, in MPI_Init, don't end with this one.
 
-    Open MPI's launcher ends all with the first that fails.
-
-    There this rank may be in MPI_Init, too, and a second call would be an error of its own. MPICH's
-    launcher doesn't mind.
+    Open MPI's launcher ends all with the first that fails; there this rank may be in MPI_Init, too,
+    and a second call would be an error of its own. MPICH's launcher doesn't mind.
     """
     started = launchers.launch()
     return started is not None and started.name != launchers.OPEN_MPI

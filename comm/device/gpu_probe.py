@@ -1,10 +1,8 @@
-"""Have a child process hand device buffers to MPI.
+"""Have a child process hand device buffers to MPI: the child crashes, hangs, or gets wrong bytes.
 
-Where MPI doesn't take them, it is the child that crashes, hangs, or gets wrong bytes.
-
-The child is an MPI process of its own, alone in its world, with the same libraries and settings. It
-sends to itself. What the memory of a device is, comm/ doesn't know: the child is given the name of
-a function, and its argument, that returns two more,
+It is an MPI process of its own, alone in its world, with the same libraries and settings, and sends
+to itself. comm/ doesn't know a device's memory: the child is given the name of a function, and its
+argument, that returns two more,
 
     put(bytes) -> buffer  copies numpy bytes to a new buffer of the device, and waits until they are
                           there
@@ -38,11 +36,10 @@ DONE = "mpitrain: all came as it was sent"
 
 
 def attempt(factory: str, argument: str, limit_s: float = LIMIT_S) -> str:
-    """Run the child; return how it failed, as in "a child that ...", and nothing if all came back
-    as it was sent.
+    """Run the child; return how it failed, as in "a child that ...", or "" if all came back as sent.
 
-    factory: "module:function", found in the child as here; it is called as function(argument) after
-    MPI has been started.
+    factory: "module:function", found in the child as here; called as function(argument) after MPI
+    starts.
     """
     code = f"import sys; sys.path[:] = {sys.path!r}; from mpitrain.comm.device.gpu_probe import main; main()"
     # no pipes: what it leaves behind could hold them open

@@ -52,13 +52,10 @@ STAGED = Way(False, "nobody asked for more")
 
 
 def takes_device_memory(kinds: str, vendor: str) -> bool | None:
-    """Return whether a list of memory kinds has the memory that a `vendor`'s device computes in.
+    """Return whether a list of memory kinds has a `vendor`'s device memory; None without a list.
 
-    None if there is no list.
-
-    kinds: "mpi,system,cuda:device". A kind without restrictors is all of its memory; "cuda:host" is
-    pinned memory of the host, and "cuda:managed" what moves between the two: torch's buffers are
-    neither.
+    kinds: "mpi,system,cuda:device". A kind without restrictors is all of its memory. "cuda:host",
+    pinned, and "cuda:managed" aren't torch's buffers.
     """
     names = [kind.strip().lower().split(":") for kind in kinds.split(",") if kind.strip()]
     return (
@@ -69,10 +66,7 @@ def takes_device_memory(kinds: str, vendor: str) -> bool | None:
 
 
 def what_it_says(vendor: str) -> dict[str, bool]:
-    """Return what this MPI answers to each question that it understands, by the question.
-
-    Needs MPI to be initialised.
-    """
+    """Return what this MPI, initialised, answers to each question that it understands."""
     info = MPI.COMM_WORLD.Get_info()
     kinds = info.Get(KEY) or ""
     info.Free()
@@ -112,14 +106,11 @@ def in_words(said: Mapping[str, bool]) -> str:
 def choose(
     world: World, wanted: str, said: Mapping[str, bool], trial: Callable[[], str], of_device: str = "the GPU"
 ) -> Way:
-    """Return the way that messages take on all ranks: one, since both ends of a message have to agree.
+    """Return the way that messages take on all ranks: both ends have to agree. Collective over all.
 
-    Collective over all ranks.
-
-    wanted: comm.device.
-    said: what this MPI says of the memory of the device.
-    trial: has a child process try it, and returns how that failed, nothing if it didn't; it is
-    called on the first rank of each node, once, if at all.
+    wanted: comm.device.  said: what this MPI says of the device's memory.
+    trial: has a child process try it, and returns how that failed, "" if it didn't; called on the
+    first rank of each node, once, if at all.
     Raises MeshError, alike on all ranks.
     """
     if wanted == "staged":

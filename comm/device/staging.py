@@ -1,11 +1,10 @@
 """Device buffers: what MPI may touch, and the way through pinned host memory when it may not.
 
-comm/device/gpu_support.py says which of the two it is. torch calls AMD's devices `cuda`, too, and
-so does this file.
+comm/device/gpu_support.py says which. torch calls AMD's devices `cuda`, too, and so does this file.
 
-What an operation copies or adds on the device is queued on the stream that is current when it moves
-on. So an operation on buffers that go straight to MPI is started, polled and waited for with one
-current stream; a staged one is over when its copies are.
+What an operation copies or adds on the device is queued on the stream that is current then: one on
+buffers that go straight to MPI is started, polled and waited for with one current stream; a staged
+one is over when its copies are.
 """
 
 import sys
@@ -18,10 +17,7 @@ from mpitrain.comm.progress import Steps
 
 
 class Written:
-    """Whether the work queued so far on the current stream, which writes `x`, is done.
-
-    MPI knows no streams.
-    """
+    """Whether the work queued on the current stream, which writes `x`, is done: MPI knows no streams."""
 
     def __init__(self, x: Array):
         cuda = sys.modules["torch"].cuda
@@ -44,8 +40,7 @@ class HasSize(Protocol):
 
 
 def settled(x: Array, axis: HasSize) -> Steps:
-    """Wait, before `x` or memory made after it is handed to MPI, until the work queued for its
-    device is done.
+    """Wait, before MPI gets `x` or memory made after it, for the work queued on its device.
 
     Host memory is ready, and an axis of one rank hands nothing over.
     """
@@ -66,9 +61,7 @@ def reachable(
     given: slice,
     device_aware: bool,
 ) -> Steps:
-    """Call operation(*reads, *writes), by way of the host if the buffers are on a device that MPI
-    can't read.
-    """
+    """Call operation(*reads, *writes), by way of the host if MPI can't read the buffers' device."""
     if any(map(on_device, (*reads, *writes))) and not device_aware:
         return staged(operation, reads, writes, given)
     return operation(*reads, *writes)
@@ -77,12 +70,9 @@ def reachable(
 def staged(
     operation: Callable[..., Steps], reads: Sequence[Array], writes: Sequence[Array], given: slice
 ) -> Steps:
-    """Run `operation(*reads, *writes)` on pinned host memory.
+    """Call `operation(*reads, *writes)` on pinned host memory: its place on its axis is taken now.
 
     Carry there what it reads, `given` of `writes`, too; carry back `writes`.
-
-    It is called now, and so takes its place among the operations of its axis, whenever the device
-    comes round to the copies.
     """
     inside, outside = (
         [sys.modules["torch"].empty_like(x, device="cpu", pin_memory=True) for x in buffers]
@@ -101,9 +91,7 @@ def staged(
 
 
 def _carried(pairs: list[tuple[Array, Array]]) -> Steps:
-    """Copy each source to its target, one of them in pinned memory, after what is queued on the
-    current stream, until it is done.
-    """
+    """Copy each source to its target, one of them pinned, after the current stream's work."""
     for source, target in pairs:
         target.copy_(source, non_blocking=True)
     if pairs:

@@ -10,8 +10,7 @@
     messages     sent by this rank, of any length; where MPI chooses the way of a collective, one to
                  each rank that gets something
 
-Times are those of the clock that the mesh keeps (clocks.py); on a GPU, then, the computing queue
-stood still, or passed by.
+Times are those of the mesh's clock (clocks.py); on a GPU, the computing queue stood still.
 """
 
 from typing import NamedTuple
@@ -30,10 +29,7 @@ class AxisUsage(NamedTuple):
 
     @property
     def overlapped_s(self) -> float:
-        """The time for which something was under way while the rank did something else.
-
-        computed, or waited for another axis.
-        """
+        """The time with something under way while the rank computed, or waited for another axis."""
         return max(0.0, self.in_flight_s - self.blocked_s)
 
     def plus(self, other: "AxisUsage") -> "AxisUsage":
@@ -46,11 +42,9 @@ class AxisUsage(NamedTuple):
 
 
 class Account:
-    """The account of one axis.
+    """The account of one axis. parts: of axes that move its bytes, which add theirs.
 
-    `log`, if it is a list, gets (operation, bytes of its buffer) of everything that is started.
-
-    parts: accounts of axes that this one moves its bytes over, which add theirs.
+    log: if it is a list, gets (operation, bytes of its buffer) of everything that is started.
     """
 
     def __init__(self) -> None:

@@ -9,12 +9,9 @@ ROUNDS = 20  # of the exchange that compares clocks; the fastest counts
 
 
 def offset_to_first_rank(world: World) -> float:
-    """Return what to add to this rank's clock to get rank 0's.
+    """Return what to add to this rank's clock to get rank 0's; 0 on rank 0's host. Collective.
 
-    0 on rank 0's host, else from an exchange of messages. Collective.
-
-    As NTP does: rank 0's answer is taken for the middle between question and answer, in the fastest
-    of several rounds.
+    As NTP does: rank 0's answer is taken for the middle of the fastest of several rounds.
     """
     comm = world.comm
     hosts = comm.allgather(host())

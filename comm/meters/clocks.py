@@ -1,9 +1,8 @@
 """Clocks that tell how long something took: the host's, or that of a device which is behind the host.
 
-A mark is a moment; what else it is only its clock knows. To launch work on a GPU takes the host no
-time, so moments of the host say nothing of it: there a mark is an event after what is queued, and
-is read when a step is over. This package knows no device; who trains on one hands over its clock
-(mpitrain/parallel/device_clock.py).
+A mark is a moment of a clock. To launch work on a GPU takes the host no time: there a mark is an
+event after what is queued, and is read when a step is over. Who trains on a device hands over its
+clock (mpitrain/parallel/device_clock.py).
 """
 
 import time

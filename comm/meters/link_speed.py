@@ -1,6 +1,4 @@
-"""How fast messages cross between nodes, measured now.
-
-Each node's first rank sends to that of the next node, around a ring.
+"""How fast messages cross between nodes, measured now: around a ring of the nodes' first ranks.
 
     even nodes send while odd ones receive, then odd ones send: no rank has two of these messages
     at once
@@ -22,10 +20,7 @@ ROUNDS = 5
 
 
 def between_nodes(world: World) -> list[tuple[int, int, float]]:
-    """Return (rank, rank, bytes/s) of the first ranks of neighbouring nodes, alike on all ranks.
-
-    Collective over all ranks.
-    """
+    """Return (rank, rank, bytes/s) of neighbouring nodes' first ranks, alike on all. Collective."""
     first = world.all_gather("measuring the links between nodes", world.node.rank == 0)
     ranks = [rank for rank, is_first in enumerate(first) if is_first]
     # of two nodes it is one link

@@ -1,14 +1,11 @@
-"""What a rank does in a step as far as others notice.
-
-A list of events, written by a rehearsal and walked by a dry run.
+"""What a rank does in a step as far as others notice: events of a rehearsal, for a dry run.
 
     At     the rank comes to an instruction of its program
     Start  it starts an operation on an axis; operations are numbered from 0 in the order in which
            they are started
     Wait   it waits for an operation; a negative number is one of the step before, -1 its last
 
-Plain values, so that one process can write a recipe and another one walk it: encoded() and
-decoded() are inverse.
+Plain values, for another process to walk: encoded() and decoded() are inverse.
 """
 
 from collections.abc import Iterable
@@ -25,9 +22,8 @@ class At(NamedTuple):
 
 
 class Start(NamedTuple):
-    """An operation is started.
+    """An operation is started. num_bytes: of its buffer, as comm/base/wire.py counts it.
 
-    num_bytes: of its buffer, as comm/base/wire.py counts it.
     message: of a send or a receive.
     """
 

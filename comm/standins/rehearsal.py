@@ -1,7 +1,6 @@
 """Axes on which nothing travels: an operation is noted, and complete when it is waited for.
 
-They are for whoever wants to know what a rank of some layout would start, and wait for: any rank,
-in one process, without MPI being initialised.
+They show what a rank of any layout would start and wait for, in one process, without MPI.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -56,9 +55,9 @@ class SilentPending:
 
 
 class RecordingAxis:
-    """What mpitrain.comm.axis.Axis is to those who start operations.
+    """What mpitrain.comm.axis.Axis is to those who start operations; each is noted in the script.
 
-    Each operation on an axis of several ranks is noted in the script.
+    Only those on an axis of several ranks.
     """
 
     def __init__(

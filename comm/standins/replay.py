@@ -1,9 +1,6 @@
-"""Axes of a rank that runs alone.
+"""Axes of a rank of any layout that runs alone, without MPI: what came to it is from a recording.
 
-What came to it once, over each axis, comes from a recording, as soon as it is asked for.
-
-For one rank of any layout, in one process, without MPI being initialised. On an axis of one rank
-nothing comes from elsewhere.
+On an axis of one rank nothing comes from elsewhere.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +18,7 @@ Came = Callable[[TappedOperation, Sequence[Array]], None]
 
 
 class ReplayAxis(RecordingAxis):
-    """One axis.
-
-    came: fills buffers.
-    tap: hears what the rank gives.
-    place: tells which instruction runs.
-    """
+    """One axis. came: fills buffers.  tap: hears what is given.  place: knows the instruction."""
 
     one_node = True
     came: Came

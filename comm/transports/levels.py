@@ -1,7 +1,5 @@
 """Hierarchical collectives: an axis over several nodes moves data inside of nodes and between them.
 
-Each byte crosses once for each node.
-
     axis     0 1 2 3 | 4 5 6 7        8 ranks on 2 nodes
     near    [0 1 2 3] [4 5 6 7]       neighbours: the ranks of a node
     far     [0 4] [1 5] [2 6] [3 7]   those with the same place on every node
@@ -14,15 +12,15 @@ Each byte crosses once for each node.
     reduce          near: reduce-scatter; far: reduce of the shard, to the root's node; near, there:
                     gather
 
-An all-to-all stays in one level: in two it sends as many bytes across, and was not faster for parts
-of 16 B to 8 KB on 2 hosts of 4 ranks. So do gather and scatter: each byte has one way. Bits are
-those of one level: neighbours are summed in pairs, so where a node has a power of two of ranks its
-sum is a branch of the tree; otherwise sums go in one level. 16-bit floats stay in fp32 between the
-levels and are rounded once. Whatever doesn't divide into equal shards goes in one level.
+Each byte crosses once for each node. An all-to-all stays in one level: in two it sends as many
+bytes across, and was not faster for parts of 16 B to 8 KB on 2 hosts of 4 ranks. So do gather and
+scatter: each byte has one way. Bits are those of one level: neighbours are summed in pairs, so a
+power of two of ranks on a node is a branch of the tree; others go in one level, as does what
+doesn't divide into equal shards. 16-bit floats stay in fp32 between the levels and are rounded
+once.
 
-What a reduce-scatter sends, and an all-gather brings, lies node by node in memory of its own. That
-memory is constant (comm/base/sorting.py): so much of every shard goes through it in a round
-(wire.sorted_rounds), however long the buffer is.
+What a reduce-scatter sends, and an all-gather brings, lies node by node in constant memory
+(comm/base/sorting.py): so much of every shard goes through it in a round (wire.sorted_rounds).
 """
 
 from itertools import chain
@@ -46,7 +44,6 @@ def carried_near_and_far(carried: AxisOperations) -> AxisOperations:
 
 
 def _levels(axis: TransportAxis) -> tuple[Nodes, TransportAxis, TransportAxis]:
-    """Return how an axis lies on nodes, and its axes on this node and over nodes."""
     assert axis.nodes is not None and axis.near is not None and axis.far is not None
     return axis.nodes, axis.near, axis.far
 
@@ -87,7 +84,6 @@ def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
 
 
 def _scattered(x: Array, out: Array, part: slice, axis: TransportAxis) -> Steps:
-    """Sum a part of every shard, and write the own one's."""
     _, near, far = _levels(axis)
     narrow = is_narrow(x)
     length = part.stop - part.start
@@ -120,7 +116,6 @@ def all_gather(out: Array, axis: TransportAxis) -> Steps:
 
 
 def _gathered(out: Array, part: slice, axis: TransportAxis) -> Steps:
-    """Collect a part of every shard."""
     _, near, far = _levels(axis)
     length = part.stop - part.start
     (received,), turn = axis.sorting.take(out, [(axis.size * length, False)])

@@ -1,6 +1,4 @@
-"""Transport `messages`: our own Isend and Irecv.
-
-Works for host buffers and, under a CUDA-aware MPI, for device buffers.
+"""Transport `messages`: our own Isend and Irecv, for host buffers, and device buffers if MPI can.
 
 Every operation has its own tag, taken when it is called, so operations overtake one another freely.
 Large buffers go pairwise, small ones in log2(size) rounds (Bruck et al. 1997, for all-gather),
@@ -26,10 +24,7 @@ SumRound = tuple[list[Posted], list[Array], Array, np.ndarray | None]
 
 
 def send(axis: TransportAxis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
-    """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes.
-
-    MPI owns `x` until the requests are complete.
-    """
+    """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes. MPI owns it."""
     post = axis.comm.Issend if synchronous else axis.comm.Isend
     data = raw(x)
     requests = [post([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]
@@ -39,19 +34,14 @@ def send(axis: TransportAxis, x: Array, rank: int, tag: int, *, synchronous: boo
 
 
 def receive(axis: TransportAxis, x: Array, rank: int, tag: int) -> list[Posted]:
-    """Start receiving into the flat array `x`.
-
-    The counterpart of send(), piece by piece (MPI keeps their order).
-    """
+    """Start receiving into the flat array `x`, piece by piece as send(): MPI keeps their order."""
     data = raw(x)
     requests = [axis.comm.Irecv([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]
     return [Posted(request, (axis.ranks[rank],)) for request in requests]
 
 
 def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis) -> Steps:
-    """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`.
-
-    The own part is not moved.
+    """Send x[sent[r]:sent[r+1]] to every other rank r; receive its counterpart into `out`.
 
     Each rank starts with its right-hand neighbour, so that no rank is everybody's first target.
     """
@@ -70,9 +60,7 @@ def _parts(x: Array, bounds: list[int]) -> list[Array]:
 
 
 def shift(x: Array, out: Array, distance: int, axis: TransportAxis) -> Steps:
-    """Send `x` to the rank `distance` further along the axis, and receive `out` from the rank as
-    far before.
-    """
+    """Send `x` `distance` ranks further along the axis; receive `out` from as far before."""
     return _shift(x, out, distance, axis, axis.next_tag())
 
 
@@ -85,8 +73,8 @@ def _shift(x: Array, out: Array, distance: int, axis: TransportAxis, tag: int) -
 def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
     """Write the sum over the axis of the own shard of `x` to `out`: exchange shards, then add them.
 
-    Shards travel in rounds of wire.ROUND bytes, so the parts of the others take no more memory for
-    a longer sum; on a device in one round, since each would wait for the sum of the one before.
+    Shards travel in rounds of wire.ROUND bytes: the others' parts take no more memory for a longer
+    sum. On a device in one round, since each would wait for the sum of the one before.
     """
     if axis.size == 1 or on_device(x):
         return exchange_and_sum(exchange, x, out, axis)
@@ -95,7 +83,7 @@ def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
 
 
 def _sum_in_rounds(x: Array, out: Array, turn: ScratchTurn, axis: TransportAxis, tag: int) -> Steps:
-    """Exchange and add a part of every shard after the other; MPI keeps the order of messages of one tag."""
+    """Exchange and add a part of every shard after the other, in the order of one tag's messages."""
     whole_shards = shards_of(x, axis)
     started: deque[SumRound] = deque()
     yield turn
@@ -126,7 +114,6 @@ def _exchanged(shards: list[Array], parts: list[Array], axis: TransportAxis, tag
 
 
 def _summed(round_: SumRound, axis: TransportAxis) -> Steps:
-    """Wait for the parts of a round, and add them."""
     requests, parts, target, memory = round_
     yield Arrived(requests)
     sum_in_order(parts, target)
@@ -134,10 +121,7 @@ def _summed(round_: SumRound, axis: TransportAxis) -> Steps:
 
 
 def exchange_and_sum(exchange: ExchangeFunction, x: Array, out: Array, axis: TransportAxis) -> Steps:
-    """Reduce-scatter by way of any `exchange`.
-
-    everyone's copy of the own shard arrives in scratch memory, and we add.
-    """
+    """Reduce-scatter by any `exchange`: all copies of the own shard come to scratch memory."""
     if axis.size == 1:
         return copied(x, out)
     bounds = split(len(x), axis.size)
@@ -184,9 +168,7 @@ def _all_gather(out: Array, axis: TransportAxis, tag: int) -> Steps:
 
 
 def all_reduce(x: Array, axis: TransportAxis) -> Steps:
-    """Sum `x` in place over the axis: by reduce-scatter and all-gather, or for small `x` one gather
-    and a sum everywhere.
-    """
+    """Sum `x` in place: by reduce-scatter and all-gather; small ones by one gather and a sum."""
     if x.nbytes <= SMALL:
         return _gather_and_sum(x, axis, axis.next_tag())
     return chain(reduce_scatter(x, own_shard(x, axis), axis), all_gather(x, axis))
@@ -195,8 +177,8 @@ def all_reduce(x: Array, axis: TransportAxis) -> Steps:
 def _gather_and_sum(x: Array, axis: TransportAxis, tag: int) -> Steps:
     """Collect the `x` of every rank in log2(size) rounds, and sum them in axis order.
 
-    Round k passes the vectors collected so far to the rank 2**k below; vector i found here is that
-    of rank (own + i) % size.
+    Round k passes what was collected to the rank 2**k below; vector i here is that of (own + i) %
+    size.
     """
     size = axis.size
     me = axis.rank
@@ -237,9 +219,7 @@ def _broadcast(x: Array, root: int, axis: TransportAxis, tag: int) -> Steps:
 
 
 def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
-    """Write the sum of `x` over the axis to `out` of `root`: by reduce-scatter and gather, or for
-    small `x` one gather and a sum.
-    """
+    """Write the sum to `out` of `root`: by reduce-scatter and gather, if small by one gather."""
     if x.nbytes <= SMALL:
         return _gather_and_sum_at(x, out, root, axis, axis.next_tag())
     part, memory = part_for(x, out, axis)
@@ -249,10 +229,7 @@ def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps
 
 
 def part_for(x: Array, out: Array | None, axis: TransportAxis) -> tuple[Array, np.ndarray | None]:
-    """Return where this rank's part of a sum goes.
-
-    Its place in `out`, or where there is none, lent memory; and what to give back.
-    """
+    """Return where this rank's part of a sum goes, in `out` or lent memory, and what to return."""
     own = own_shard(x, axis)
     return axis.scratch.lend(x, len(own)) if out is None else (own_shard(out, axis), None)
 
@@ -264,7 +241,6 @@ def given_back(memory: np.ndarray | None, axis: TransportAxis) -> Steps:
 
 
 def _gather_and_sum_at(x: Array, out: Array | None, root: int, axis: TransportAxis, tag: int) -> Steps:
-    """Send every rank's `x` to `root`, which sums them in axis order."""
     size = axis.size
     me = axis.rank
     length = len(x)

@@ -1,14 +1,11 @@
-"""Transport `collectives`: MPI's own non-blocking collectives, on bytes and on host buffers.
-
-MPI only moves; we add.
+"""Transport `collectives`: MPI's own non-blocking collectives move bytes of host buffers; we add.
 
 MPI matches the collectives of one communicator by their order. But a first phase is posted when its
-data is there, and the second phase of an all-reduce when the first is complete, and both differ
-from rank to rank. So both have a communicator and a turnstile of their own, which they pass in the
-order in which their operations were started.
+data is there, and the second phase of an all-reduce when the first is complete: both differ from
+rank to rank. So both have a communicator and a turnstile of their own, which they pass in the order
+in which their operations were started.
 
-MPI chooses the way of a gather or a broadcast; counted as sent is what the others get from this
-rank.
+Counted as sent is what the others get from this rank: MPI chooses the way.
 """
 
 from collections.abc import Callable
@@ -28,18 +25,12 @@ WIDEST = 16  # bytes of an element, a long double
 
 
 def addresses(num_bytes: int, size: int) -> bool:
-    """Return whether a buffer of `num_bytes` can be reduced.
-
-    Each of `size` shards is received as if it had an element more.
-    """
+    """Return whether a buffer can be reduced: shards are received with an element more."""
     return num_bytes + size * WIDEST <= LIMIT
 
 
 def exchange(x: Array, sent: list[int], out: Array, received: list[int], axis: TransportAxis) -> Steps:
-    """Send x[sent[r]:sent[r+1]] to every rank r and receive its counterpart into `out`.
-
-    The own part is not moved.
-    """
+    """Send x[sent[r]:sent[r+1]] to every other rank r; receive its counterpart into `out`."""
     source = _blocks(x, sent, axis.rank)
     target = _blocks(out, received, axis.rank)
     return _in_turn(axis.turnstile, lambda: axis.comm.Ialltoallv(source, target), sum(source[1]), axis)
@@ -135,8 +126,9 @@ def _in_turn(
     axis: TransportAxis,
     num_messages: int | None = None,
 ) -> Steps:
-    """Post a collective, which sends `num_bytes`, after those whose operations were called before:
-    one message to each other rank.
+    """Post a collective, which sends `num_bytes`, after those of operations called before.
+
+    num_messages: default: one to each other rank.
     """
     my_turn = turnstile.take()
 
@@ -154,10 +146,7 @@ def _in_turn(
 def _blocks(
     x: Array, bounds: list[int], skipped: int | None = None
 ) -> tuple[Array, list[int], list[int], MPI.Datatype]:
-    """Describe the parts of `x` between `bounds` as MPI's (buffer, counts, displacements, type).
-
-    A skipped part counts as empty.
-    """
+    """Return MPI's (buffer, counts, displacements, type) of parts; a skipped one is empty."""
     width = x.dtype.itemsize
     if bounds[-1] * width > LIMIT:
         raise DtypeError(

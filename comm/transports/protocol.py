@@ -1,8 +1,7 @@
 """What a transport is, and what it sees of an axis.
 
 The modules beside this file are transports: each has the functions of Transport, and `levels`
-those of LevelTransport. An axis chooses one for every operation (Axis.transport, and Axis.one_level
-for what can't go in two levels, in comm/axis.py).
+those of LevelTransport. An axis chooses one for every operation (comm/axis.py).
 """
 
 from collections.abc import Sequence
@@ -62,10 +61,7 @@ class ExchangeFunction(Protocol):
 
 
 class LevelTransport(Protocol):
-    """What can go in two levels.
-
-    Each operation takes what it is matched by and returns its steps.
-    """
+    """What can go in two levels. Operations take what they are matched by, and return steps."""
 
     def reduce_scatter(self, x: Array, out: Array, axis: TransportAxis) -> Steps:
         """Write the sum over the axis of the own shard of `x` to `out`."""

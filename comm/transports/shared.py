@@ -1,9 +1,8 @@
 """Transport `shared`: the ranks of one node read one another's buffers in an MPI shared-memory window.
 
-Buffers that an axis allocated (gradient buckets) lie in a window as a whole: after a handshake
-everyone adds straight from the others' memory. Any other buffer goes through slots, piece by piece,
-each piece small enough to stay in the cache. Each rank owns a segment with two counters and two
-slots:
+Buffers that an axis allocated (gradient buckets) lie in a window: after a handshake everyone adds
+straight from the others' memory. Others go through slots, in pieces that stay in the cache. Each
+rank owns a segment with two counters and two slots:
 
     header  written: pieces this rank has put in its slots       read: pieces this rank has taken
                                                                  from everybody's slots
@@ -12,9 +11,8 @@ slots:
                                   that slot
 
 The counters order the data: Win.Sync() fences the stores before a counter is raised and the loads
-after it was seen (MPI-4.1, 12.7.1). Operations use the slots and counters one after another, in the
-order in which they were started. Nothing is sent; what a rank reads from the others' memory is
-counted instead.
+after it was seen (MPI-4.1, 12.7.1). Operations use them one after another, in the order in which
+they were started. What a rank reads from the others' memory is counted instead of what is sent.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +31,6 @@ Taken = tuple[int, int, Array]
 
 
 def _window(axis: TransportAxis) -> Window:
-    """Return the window of an axis: this transport is chosen only where there is one."""
     assert axis.window is not None
     return axis.window
 
@@ -51,9 +48,7 @@ def _through_slots(
     """Move buffers, each of at most `longest` elements like those of `like`, through the slots.
 
     Piece by piece: the next one is put while the others still write this one.
-
-    regions: equal ones, that a slot is divided into.
-    puts: what this rank puts, by the region of its slots.
+    regions: equal ones, that a slot is divided into.  puts: what this rank puts, by region.
     use: is given what `takes` has, and which elements these are; default: copies to its buffers.
     """
     window = _window(axis)
@@ -92,10 +87,7 @@ def _through_slots(
 
 
 def _in_turn(steps: Steps, axis: TransportAxis) -> Steps:
-    """Return steps that wait until the operations called before this one have left the slots.
-
-    Its place is taken now.
-    """
+    """Take a place now; return steps that wait until operations before have left the slots."""
     return _pass(axis.turnstile, axis.turnstile.take(), steps)
 
 
@@ -123,7 +115,6 @@ def _of_others(shards: Sequence[Array], axis: TransportAxis) -> dict[int, Array]
 
 
 def _longest(length: int, axis: TransportAxis) -> int:
-    """Return the elements of the longest part of `length`."""
     return -(-length // axis.size)
 
 
@@ -134,7 +125,6 @@ def _all_gather(out: Array, axis: TransportAxis) -> Steps:
 
 
 def _gather(part: Array, out: Array | None, length: int, root: int, axis: TransportAxis) -> Steps:
-    """Put every rank's part in its slots; only `root` takes them."""
     puts, takes = {0: part}, list[Taken]()
     if axis.rank == root:
         assert out is not None
@@ -145,7 +135,6 @@ def _gather(part: Array, out: Array | None, length: int, root: int, axis: Transp
 
 
 def _scatter(x: Array | None, out: Array, length: int, root: int, axis: TransportAxis) -> Steps:
-    """Put the others' parts in the slots of `root`; each rank takes its own."""
     puts, takes = dict[int, Array](), [(root, axis.rank, out)]
     if axis.rank == root:
         assert x is not None
@@ -162,9 +151,7 @@ def _broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
 
 
 def reduce_scatter(x: Array, out: Array, axis: TransportAxis) -> Steps:
-    """Write the sum over the axis of the own shard of `x` to `out`, adding straight from the
-    others' memory.
-    """
+    """Write the sum of the own shard of `x` to `out`, adding straight from the others' memory."""
     return _in_turn(_reduce_scatter_steps(x, out, axis), axis)
 
 
@@ -232,10 +219,7 @@ def broadcast(x: Array, root: int, axis: TransportAxis) -> Steps:
 
 
 def reduce(x: Array, out: Array | None, root: int, axis: TransportAxis) -> Steps:
-    """Write the sum of `x` over the axis to `out` of `root`.
-
-    Each rank adds up its shard, and `root` collects them.
-    """
+    """Write the sum of `x` to `out` of `root`, which collects what each rank has added up."""
     return _in_turn(_reduce_steps(x, out, root, axis), axis)
 
 

@@ -1,5 +1,6 @@
-"""Shared memory of the ranks of a node: windows with slots and counters, buffers that all can read, and a
-budget for both. How they are used: comm/transports/shared.py.
+"""Shared memory of a node's ranks: windows, buffers that all can read, and a budget for both.
+
+How they are used: comm/transports/shared.py.
 """
 
 import math
@@ -18,13 +19,11 @@ FOLDER = "/dev/shm"  # where MPI libraries keep shared memory on Linux
 
 
 class Budget:
-    """What a rank may take of the shared memory of its node: its part of half of what is free now.
+    """What a rank may take of its node's shared memory: its part of half of what is free now.
 
-    Construction is collective over `node`.
-
-    A page is taken when it is first written to, and where none is left that is no error but SIGBUS.
-    So what windows and buffers can come to is counted before; the other half is for what MPI makes
-    in the same way, and for other jobs.
+    Construction is collective over `node`. A page is taken at the first write, and where none is
+    left,
+    that is SIGBUS: so all is counted before. The other half is for MPI, and for other jobs.
     """
 
     def __init__(self, node: MPI.Comm):
@@ -33,10 +32,7 @@ class Budget:
         self.refused = dict[str, int]()  # bytes of a rank, by the name of the axis
 
     def take(self, name: str, num_bytes: int, comm: MPI.Comm) -> bool:
-        """Take so much, if each rank of axis `name` has it left; return whether.
-
-        Collective over `comm`, the axis's.
-        """
+        """Take so much, if each rank of axis `name` has it; return whether. Collective over it."""
         granted: bool = comm.allreduce(num_bytes <= self.left, MPI.LAND)
         if granted:
             self.left -= num_bytes
@@ -68,17 +64,15 @@ def free() -> float:
 
 
 def _bytes_of(window: MPI.Win, rank: int) -> np.ndarray:
-    """Return the memory of a rank in a window."""
     memory = window.Shared_query(rank)[0]
     # mpi4py's buffer has the buffer protocol, as Python before 3.12 can't say in types
     return np.frombuffer(memory, np.uint8)  # type: ignore[call-overload, no-any-return]  # see above
 
 
 class Window:
-    """The shared memory of one axis.
+    """The shared memory of one axis. ranks: of the world.
 
     Construction and free() are collective over `comm`, whose ranks share a node.
-    ranks: of the world.
     """
 
     def __init__(self, comm: MPI.Intracomm, ranks: Sequence[int]):
@@ -157,10 +151,7 @@ class _Reached:
 
 
 class Allocation:
-    """A buffer of `num_bytes` per rank that all ranks of `comm` can read.
-
-    Construction and free() are collective.
-    """
+    """A buffer of `num_bytes` per rank that all ranks of `comm` can read. Made, freed collectively."""
 
     def __init__(self, comm: MPI.Intracomm, num_bytes: int):
         room = -(-num_bytes // HEADER) * HEADER  # whole pages: every rank's buffer begins on one
@@ -169,10 +160,7 @@ class Allocation:
         self.memory = self.segments[comm.rank]
 
     def clear(self) -> bool:
-        """Write zeros; return whether there was a page for each: others take shared memory, too.
-
-        The kernel says so, a store is SIGBUS.
-        """
+        """Write zeros; return whether each page was there: a store would be SIGBUS."""
         begin = 0
         with open("/dev/zero", "rb", buffering=0) as zeros:
             while begin < len(self.memory):

@@ -54,10 +54,9 @@ def from_building_block(
 
 
 def filled_from_building_block(offsets: Offsets, num_microbatches: int) -> Iterator[list[list[Action]]]:
-    """Yield tables of a building block whose cooldown is tight.
+    """Yield tables of a building block with a tight cooldown, and what it leaves free filled.
 
-    What it leaves free is filled: in all phases, or in the warmup and the cooldown, which were
-    filled before, too.
+    In all phases, or in the warmup and the cooldown, which were filled before, too.
     """
     progress = SearchProgress(None)
     ranks = repeated(offsets, num_microbatches)
@@ -68,7 +67,7 @@ def filled_from_building_block(offsets: Offsets, num_microbatches: int) -> Itera
 
 
 def published_from_building_block(offsets: Offsets, num_microbatches: int) -> list[list[Action]] | None:
-    """Return the table that `v_auto_schedule.py` makes of a building block, to a few actions.
+    """Return the table that `v_auto_schedule.py` makes of a block, but for a few actions, or None.
 
     None: a rank waits for ever.
     """
@@ -90,8 +89,8 @@ def peak_of_block(offsets: Offsets, num_microbatches: int) -> int:
 def _warmed_up(lines: Lines, rank: int, num_ranks: int, limit: int) -> list[int]:
     """Return the order of a rank's lines with another one before its first I of the last leg.
 
-    First F of leg 0 while no microbatch comes back, then F of both legs in turn, and at last I, W
-    and F in turn. limit: stashes at most.
+    First F of leg 0 while no microbatch comes back, then F of both legs in turn, at last I, W and F
+    in turn. limit: stashes at most.
     """
     num_microbatches = len(lines[0])
     order = [line for line in line_of_slots(lines) if line is not None]
@@ -168,7 +167,6 @@ def _tightened(ranks: list[Lines]) -> list[Lines]:
 
 
 def _every_other(last: int, number: int) -> list[int]:
-    """Return so many slots up to the last, two apart."""
     return [last - 2 * back for back in reversed(range(number))]
 
 
@@ -179,9 +177,7 @@ CHANGE = {**CHANGES, W + 1: -1}  # of what is held, as CHANGES
 
 
 def _filled(ranks: list[Lines]) -> list[Lines]:
-    """Give each free slot, from the first on, the first of what follows that can be there, unless
-    the peak would rise.
-    """
+    """Give each free slot, in order, the first that can be there without a higher peak."""
     limit = max(SlotRow(lines).peak for lines in ranks)
     rows = [line_of_slots(_with_both_weights(lines)) for lines in ranks]
     done: list[Lines] = [[[] for _ in range(W + 2)] for _ in ranks]

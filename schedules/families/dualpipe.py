@@ -1,5 +1,4 @@
-"""DualPipe and DualPipeV: two streams of microbatches meet, and the forward of one runs together
-with the backward of the other.
+"""DualPipe and DualPipeV: two streams of microbatches meet; one's F runs with the other's B.
 
     DualPipe   p ranks, p stages, two copies of them: one goes down the ranks, one up
                (arXiv:2412.19437, section 3.2.1)
@@ -82,10 +81,7 @@ DUALPIPEV = ScheduleFamily(dualpipev, name="dualpipev", placed="v", held="bounde
 
 
 class _TwoStageRank:
-    """Writes the order of a rank that holds two stages.
-
-    `first` is the one whose stream reaches the rank earlier.
-    """
+    """Writes the order of a rank with two stages; `first`'s stream reaches it earlier."""
 
     def __init__(self, first: int, second: int):
         self.first = first
@@ -96,10 +92,7 @@ class _TwoStageRank:
         self.weights: deque[Action] = deque()  # put off, of both stages, in the order of their I
 
     def run(self, distance: int, half: int, num_microbatches: int) -> list[Action]:
-        """Return the order of the rank `distance` from the end of `half` ranks.
-
-        Each stage has `num_microbatches`.
-        """
+        """Return the order of the rank `distance` from the end of `half`; counts are a stage's."""
         first = self.first
         second = self.second
         to_middle = half - 1 - distance

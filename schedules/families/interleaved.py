@@ -152,9 +152,7 @@ def _in_loops(
 
 
 def groups(name: str, num_ranks: int, num_microbatches: int, size: int | None) -> list[int]:
-    """Return the sizes of the groups.
-
-    With a given size, a rest of fewer microbatches than ranks joins the last group.
+    """Return the sizes of the groups; a rest of fewer microbatches than ranks joins the last group.
 
     Raises ScheduleError for groups smaller than the number of ranks: the first rank would turn to
     the next chunk before its input has come around.

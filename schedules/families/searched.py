@@ -145,8 +145,8 @@ class SearchedSize(NamedTuple):
 def _best(size: SearchedSize, limit: float, listener: Listener) -> Rows:
     """Return the best order that is found within a limit, or within less of it.
 
-    Lower limits are searched as they are by themselves, so that more memory costs no time. One
-    that can't have a shorter order is left out, and all below it.
+    Lower limits are searched as by themselves, so that more memory costs no time; one that can't
+    have a shorter order is left out, and all below it.
     """
     limit = min(limit, size.chunks * size.num_microbatches)
     problem = size.problem(limit)
@@ -162,7 +162,6 @@ def _best(size: SearchedSize, limit: float, listener: Listener) -> Rows:
 
 @lru_cache(REMEMBERED_LIMITS)
 def _within(size: SearchedSize, limit: float, listener: Listener) -> TimedOrder:
-    """Search under one limit."""
     problem = size.problem(limit)
     whole = size._replace(recompute=None, copy=None)
     if not problem.frees:

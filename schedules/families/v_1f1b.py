@@ -51,10 +51,7 @@ def _offsets(num_ranks: int) -> list[tuple[int, int, int, int]]:
 
 
 class _Rows:
-    """The slots of all ranks.
-
-    held: of each rank, the stashes after each slot; ends: of what was moved, the slot after it.
-    """
+    """The slots of all ranks. held: stashes after each slot; ends: the slot after what was moved."""
 
     def __init__(self, num_ranks: int, blocks: list[tuple[int, int, Action]]):
         self.blocks = blocks

@@ -30,7 +30,7 @@ def v_orders(
 ) -> Iterator[list[list[Action]]]:
     """Yield orders of so many blocks, those that hold most within a limit of stages' stashes first.
 
-    Those that hold more come last: where there is no room W may run earlier than in the block.
+    Those that hold more come last: without room W may run earlier than in the block.
     fills: two of each, whose cooldown is tight, and what that leaves free is filled; else one that isn't.
     """
     few = num_microbatches if number >= MANY else None

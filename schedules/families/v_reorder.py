@@ -10,7 +10,7 @@ from mpitrain.schedules.search_progress import SearchProgress
 
 
 class Reorder:
-    """Moves actions of the warmup and the cooldown to earlier slots, or of all phases (`everywhere`).
+    """Moves actions of warmup and cooldown, or of all phases (`everywhere`), to earlier slots.
 
     Without a line of W the warmup stays as it is.
     """
@@ -75,7 +75,7 @@ class SlotRow:
 
 
 class _OpenRow:
-    """The slots of one rank without W, which is in every free slot it can; and what is held before each."""
+    """One rank's slots without W, which fills what is free; and what is held before each."""
 
     def __init__(self, lines: Lines):
         self.lines = line_of_slots(lines)
@@ -84,11 +84,9 @@ class _OpenRow:
         self.peak = self._play(0, len(self.lines))
 
     def _play(self, start: int, stop: int, changed: int | None = None, limit: float = inf) -> int:
-        """Work out what is held from slot `start` to `stop`; return the most. It ends where that is above a
-        limit.
+        """Work out what is held from slot `start` to `stop`, to a limit; return the most.
 
-        changed: the last slot that holds something else than before; after it what is held as before
-        stays so.
+        changed: the last slot that holds something else than before; then what is held stays.
         """
         stashes, late = self.held[start]
         peak = stashes
@@ -116,9 +114,7 @@ class _OpenRow:
         return next((earlier for earlier in range(first, slot) if self._moves(slot, earlier, limit)), slot)
 
     def _moves(self, slot: int, earlier: int, limit: int) -> bool:
-        """Move an action if its new slot is free and no more than `limit` stashes are held then;
-        return whether.
-        """
+        """Move an action if its new slot is free with at most `limit` stashes; return whether."""
         if self.lines[earlier] is not None:
             return False
         self.lines[earlier] = self.lines[slot]

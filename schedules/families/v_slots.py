@@ -29,7 +29,6 @@ def rows_of(ranks: list[Lines]) -> list[list[Action]]:
 
 
 def _order(legs: Lines, rank: int, num_ranks: int) -> list[Action]:
-    """Return a rank's actions in the order of their slots."""
     slots = [(slot, action(leg, m, rank, num_ranks)) for leg in LEGS for m, slot in enumerate(legs[leg])]
     done = {2: 0, 3: 0}
     for slot, leg in weights_of(legs):
@@ -71,7 +70,7 @@ def events_of(ranks: list[Lines]) -> list[tuple[int, int, int, int]]:
 
 
 def needed_slots(ranks: list[Lines], rank: int, line: int, m: int) -> list[int]:
-    """Return the slots of what an action waits for: this leg on the rank before, the leg before,
+    """Return the slots that an action waits for: this leg on the rank before, the leg before,
     the microbatch before.
     """
     slots = [ranks[rank][line][m - 1]] if m else []

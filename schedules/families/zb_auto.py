@@ -1,11 +1,9 @@
-"""The automatic zero-bubble scheduler.
+"""The automatic zero-bubble scheduler: a greedy search with measured times and a memory limit.
 
-A greedy search with measured times and a memory limit (arXiv:2401.10241 section 3.1).
-
-ZB-1p and ZB-2p of the paper are its tables for limits of p and 2p stashes. The search plays all
-ranks in rounds: a round gives each rank at most one F, down the ranks, and one I, up the ranks; W
-goes where a rank would wait anyway, or where memory is short. Whether to wait is asked three times
-in it, and all eight answers are tried.
+arXiv:2401.10241 section 3.1; its ZB-1p and ZB-2p are the tables for limits of p and 2p stashes. The
+search plays all ranks in rounds: a round gives each rank at most one F, down the ranks, and one I,
+up the ranks; W goes where a rank would wait anyway, or where memory is short. Whether to wait is
+asked three times in it, and all eight answers are tried.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,9 +39,8 @@ CHOICES = 2 ** len(Heuristics._fields)
 
 
 class SearchPlan(NamedTuple):
-    """What an automatic scheduler plans with.
+    """What an automatic scheduler plans with. memory_limit: in stashes of a rank's whole share.
 
-    memory_limit: in stashes of a rank's whole share of layers.
     weight_memory: the share of a stash that is still held between I and W.
     """
 
@@ -121,7 +118,7 @@ def zb_orders(num_ranks: int, num_microbatches: int, options: Options) -> Iterat
 def _published(
     num_ranks: int, num_microbatches: int, plan: SearchPlan, share: float | None, progress: SearchProgress
 ) -> list[list[Action]]:
-    """Return the first of the paper's tables of the shortest span, and of these of the shortest makespan.
+    """Return the first of the paper's tables of the shortest span, of these the shortest makespan.
 
     Those that hold whole stashes until W come first, then those that hold a share of one.
     """
@@ -164,8 +161,6 @@ def planned(name: str, options: Options, memory_limit: float) -> SearchPlan:
 
 
 class _ZbRank:
-    """What one rank has done until now, and when."""
-
     def __init__(self, stage: int, times: Times, weight_memory: float):
         self.stage = stage
         self.weight_memory = weight_memory
@@ -249,9 +244,7 @@ class _ZbSearch:
             self._put(rank, "I")
 
     def _extra_forwards(self) -> list[int]:
-        """Return how many forwards more each rank runs until its first I arrives: fewer than the
-        rank before it.
-        """
+        """Return how many forwards more each rank runs until its first I: fewer down the ranks."""
         extra = [0] * len(self.ranks)
         first_input = self.ranks[-1].now + self.times.input
         for rank in reversed(self.ranks[:-1]):
@@ -273,7 +266,6 @@ class _ZbSearch:
         return extra
 
     def _fits(self, now: float, arrival: float) -> bool:
-        """Tell whether a forward more may start before the first I arrives."""
         return now + self.times.forward <= arrival if self.choice.spare_first_input else now < arrival
 
     # ---------------------------------------------------------------- steady
@@ -296,7 +288,6 @@ class _ZbSearch:
             self._put(rank, "I")
 
     def _forward_due(self, rank: _ZbRank) -> bool:
-        """Tell whether a rank runs a forward in this round."""
         if rank.done("F") == self.num_microbatches:
             return False
         if not self.choice.inputs_first or rank.stage + 1 == len(self.ranks):
@@ -327,7 +318,6 @@ class _ZbSearch:
             self._put(rank, "W")
 
     def _wait_with_weights(self, rank: _ZbRank, kind: str) -> None:
-        """Run backwards for weights until the message of the next F or I arrives."""
         arrival = self._arrival(rank, kind)
         while rank.late_weights and rank.now + self.times.weight <= arrival:
             self._put(rank, "W")
@@ -338,7 +328,6 @@ class _ZbSearch:
                 self._put(rank, "W")
 
     def _arrival(self, rank: _ZbRank, kind: str) -> float:
-        """Return when the message of a rank's next F or I is there."""
         stage = rank.stage + {"F": -1, "I": 1, "W": len(self.ranks)}[kind]
         if not 0 <= stage < len(self.ranks):
             return 0

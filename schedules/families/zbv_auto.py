@@ -1,10 +1,7 @@
-"""The automatic ZB-V scheduler.
-
-The V of ZB-V with measured times and a memory limit (arXiv:2401.10241 section 6, table 8).
+"""The automatic ZB-V scheduler: for times and a limit (arXiv:2401.10241 section 6, table 8).
 
 As zb_auto it plays all ranks in rounds, each with one I and one F a rank. W goes where a rank would
-wait anyway, or where memory is short. Legs of a microbatch's way through the V are numbered as in
-v_shape.
+wait anyway, or where memory is short. Legs of a microbatch's way are numbered as in v_shape.
 """
 
 from collections import deque
@@ -77,9 +74,7 @@ def _remembered(num_ranks: int, num_microbatches: int, plan: SearchPlan, listene
 
 
 def zbv_orders(num_ranks: int, num_microbatches: int, options: Options) -> list[list[list[Action]]]:
-    """Return the paper's best table within a limit; below p stashes that of p, if microbatches may be too few
-    to hold as much.
-    """
+    """Return the paper's best table in a limit; below p stashes that of p, which may hold less."""
     plan = planned("zbv-auto", options, memory_limit=num_ranks)
     if plan.memory_limit < num_ranks and num_microbatches >= 2 * num_ranks:
         return []
@@ -241,7 +236,7 @@ class _VSearch:
                 self._put(upper, 0)
 
     def _behind(self, rank: _VRank, above: _VRank) -> bool:
-        """Tell whether a rank must run more forwards before the I of the rank above can reach it."""
+        """Return whether a rank must run more forwards before the I of the one above comes."""
         fewer = rank.done(0) + rank.done(1) < above.done(0) + above.done(1)
         return fewer or rank.done(1) <= above.done(1) < self.num_microbatches
 
@@ -310,13 +305,12 @@ class _VSearch:
         self._put(rank, leg)
 
     def _ready(self, rank: _VRank, leg: int) -> bool:
-        """Tell whether the next action of a leg can run, or has been planned where it comes from."""
+        """Return whether a leg's next action can run, or has been planned where it comes from."""
         m = len(rank.ends[leg])
         source = rank.sources[leg]
         return (leg == 0 or len(rank.ends[leg - 1]) > m) and (source is None or len(source) > m)
 
     def _arrival(self, rank: _VRank, leg: int) -> float:
-        """Return when the message of a rank's next action of a leg is there."""
         if not self._ready(rank, leg):
             raise _Stuck
         source = rank.sources[leg]

@@ -1,5 +1,4 @@
-"""ZB-H1 and ZB-H2: split the backward, and fill the bubbles of 1F1B with backwards for weights
-(arXiv:2401.10241).
+"""ZB-H1 and ZB-H2 (arXiv:2401.10241): split the backward, and fill 1F1B's bubbles with W.
 
 The paper writes B for our I. Backwards for weights are late by more the later the rank: a rank near
 the end has its I early, and puts off its W until the others have theirs, so that their I isn't kept

@@ -46,9 +46,7 @@ PLACEMENTS = {
 
 
 class ChunkAction(NamedTuple):
-    """A computation, by the chunk of its rank. A microbatch of None is to be counted; kind PAIR joins
-    the next two.
-    """
+    """A computation, by its rank's chunk; microbatch None: to be counted. PAIR joins the next two."""
 
     kind: str
     chunk: int | None = None
@@ -191,8 +189,7 @@ def _add_nodes(nodes: Iterable[str], ranks: list[list[ChunkAction]]) -> int:
 
 
 def placed_rows(order: ChunkOrder, name: str) -> Iterator[tuple[str, Rows, dict[str, int]]]:
-    """Yield the order's rows under each placement it may have, "" if it names its stages, with the
-    heads of their table.
+    """Yield the order's rows and heads under each placement it may have; "": it names its stages.
 
     Raises ScheduleError if a W waits for nothing.
     """
@@ -220,8 +217,6 @@ def _possible(order: ChunkOrder) -> tuple[str, ...]:
 
 
 def _stages(placed: str, num_ranks: int) -> Callable[[int, ChunkAction], int]:
-    """Return what says the stage of an action of a rank."""
-
     def stage(rank: int, action: ChunkAction) -> int:
         if not placed:
             assert action.stage is not None

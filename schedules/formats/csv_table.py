@@ -1,6 +1,4 @@
-"""Read a user's table from CSV, and write one.
-
-One row per rank, one cell per action, empty cells for bubbles.
+"""Read a user's table from CSV, and write one: a row per rank, a cell per action.
 
     F0@0,F1@0,,,B0@0,B1@0          our tokens
     ,F0@1,B0@1,F1@1,B1@1,
@@ -28,10 +26,7 @@ _NUMBER = re.compile("[1-9][0-9]{0,3}")
 
 
 def read_csv_rows(text: str, name: str = "user", separator: str = ",") -> tuple[Rows, dict[str, int]]:
-    """Read what the cells of each rank say, and the heads.
-
-    Raises ScheduleError naming row and column, counted from 1.
-    """
+    """Read each rank's cells, and the heads. Raises ScheduleError naming row and column, from 1."""
     ranks: Rows = []
     heads: dict[str, int] = {}
     for number, row in enumerate(_rows(text, name, separator), start=1):

@@ -20,10 +20,7 @@ LETTERS = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R", "O": "O"}
 
 
 def operations(table: Table, chunked: bool | None = None) -> list[list[str]]:
-    """Return the operations of every rank; a pair is one string.
-
-    chunked: whether they name their chunk; default: where a rank has several.
-    """
+    """Return every rank's operations, a pair as one. chunked: name chunks; default: if several."""
     if chunked is None:
         chunked = max(map(len, table.chunks)) > 1
     chunk = {

@@ -24,10 +24,7 @@ from mpitrain.schedules.table import Table, comment_of, heads_of
 
 
 def write_as(form: str, table: Table) -> str:
-    """Return a table's text in a form of FORMS.
-
-    Raises ScheduleError for what the form has no words for.
-    """
+    """Return a table's text in a form of FORMS; ScheduleError for what that has no words for."""
     frees = any(action.kind in ("R", OFFLOAD) for row in table.ranks for action in row)
     if frees and form != "papers":
         raise ScheduleError(
@@ -124,7 +121,6 @@ def _dualpipe_steps(row: Iterable[Action], chunk_of: Mapping[int, int], where: s
 
 
 def _chunks(table: Table) -> list[dict[int, int]]:
-    """Return the chunk that each stage of a rank is."""
     return [{stage: chunk for chunk, stage in enumerate(stages)} for stages in table.chunks]
 
 
@@ -137,7 +133,6 @@ def _require(
     pairs: bool = True,
     split: bool = True,
 ) -> None:
-    """Raise ScheduleError for what a form has no words for."""
     kinds = {action.kind for row in table.ranks for action in row}
     for possible, there, what in (
         (copies, table.copies > 1, "two copies of the model"),

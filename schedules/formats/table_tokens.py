@@ -25,11 +25,9 @@ _BUBBLES = ("", ".")
 
 
 def read_token(text: str) -> list[Action]:
-    """Return what a token says, a pair as three actions.
+    """Return what a token says, a pair as three actions. Raises ScheduleError naming the token.
 
     Kinds and stages are those of the file: BW, UNSHARD, and None without a stage.
-
-    Raises ScheduleError naming the token.
     """
     if text in _BUBBLES:
         return []

@@ -117,9 +117,7 @@ def _refuse_other_forms(text: str, name: str) -> None:
 
 
 def _without_additions(ranks: Rows, notes: list[str]) -> Rows:
-    """Leave out what lowering adds to every table, and join computations that are walked in parts,
-    where their first part stands.
-    """
+    """Leave out what lowering adds; join computations in parts, where their first part stands."""
     left_out = Counter(action.kind for actions in ranks for action in actions if _is_added(action))
     if left_out:
         kinds = ", ".join(f"{number} {kind}" for kind, number in sorted(left_out.items()))
@@ -145,10 +143,7 @@ def _computations(actions: Iterable[Action]) -> Iterator[Action]:
 
 
 def _with_stages(ranks: Rows, name: str, notes: list[str]) -> Rows:
-    """Give each rank the stage of its number, if the file names none.
-
-    Raises ScheduleError if it names some.
-    """
+    """Give each rank the stage of its number. Raises ScheduleError if the file names some."""
     found = {
         action.stage is None: (rank, action)
         for rank, actions in enumerate(ranks)
@@ -173,8 +168,8 @@ def _with_stages(ranks: Rows, name: str, notes: list[str]) -> Rows:
 def _in_our_letters(ranks: Rows, name: str, notes: list[str]) -> Rows:
     """Return a table whose whole backward is B and whose backward for inputs is I.
 
-    PyTorch's older form, and the zero-bubble papers, write B for our I, and BW for our B. In a file
-    without any I a B is that if the file has BW, or if the same microbatch has a W.
+    PyTorch's older form, and the zero-bubble papers, write B for our I, and BW for our B. Without
+    any I a B is that if the file has BW, or if the same microbatch has a W.
     """
     kinds = {action.kind for actions in ranks for action in actions}
     if FULL_BACKWARD in kinds and "I" in kinds:
@@ -197,7 +192,7 @@ def _in_our_letters(ranks: Rows, name: str, notes: list[str]) -> Rows:
 
 
 def _for_inputs(ranks: Rows, every: bool) -> set[Action]:
-    """Return the B that are backwards for inputs: every one, or those whose microbatch has a W, too."""
+    """Return the B that are backwards for inputs: every one, or those whose microbatch has a W."""
     actions = list(chain.from_iterable(ranks))
     has_weights = {action[1:] for action in actions if action.kind == "W"}
     return {action for action in actions if action.kind == "B" and (every or action[1:] in has_weights)}
@@ -207,8 +202,7 @@ def _for_inputs(ranks: Rows, every: bool) -> set[Action]:
 
 
 def _ascending(table: Table, notes: list[str]) -> Table:
-    """Number microbatches in the order of their backwards, which is that of the sum of their
-    gradients, where all stages have one order.
+    """Number microbatches in the order of their backwards, that of sums, where all stages agree.
 
     Looped BFS and GPipe as published run backwards from the last microbatch to the first. Which
     microbatch has which number changes nothing else: neither times nor memory nor messages.
@@ -238,9 +232,7 @@ def _ascending(table: Table, notes: list[str]) -> Table:
 
 
 def _orders(table: Table, copy: int) -> set[tuple[int, ...]]:
-    """Return the orders in which the stages of a copy add microbatches to their gradients, of
-    matrices and of vectors.
-    """
+    """Return the orders in which a copy's stages add microbatches, to matrices and to vectors."""
     stages = range(copy * table.depth, (copy + 1) * table.depth)
     of_matrices = _order_of(table, ADD_TO_GRADIENTS)
     of_vectors = _order_of(table, ("B", "I"))

@@ -82,9 +82,7 @@ def lower(
 ) -> list[list[Action]]:
     """Return the program of each pipeline rank. The module's docstring draws what each option adds.
 
-    Evaluation (`train=False`) gets messages only, and what a residency asks for; it ignores the
-    rest.
-
+    Evaluation (`train=False`) gets messages only, and what a residency asks for.
     Raises ScheduleError if `reduces` or `residency` don't fit the table or each other.
     """
     _refuse_misfit_residency(table, reduces if train else None, residency)
@@ -117,7 +115,7 @@ def _with_gradients(
     head: int,
     reduce_each: bool,
 ) -> list[list[Action]]:
-    """Reduce every stage's gradients, sum them over other axes, and walk the head and the tail in parts.
+    """Reduce and sum every stage's gradients, and walk the head and the tail in parts.
 
     Raises ScheduleError if tied weights are where their axis doesn't reach.
     """

@@ -10,9 +10,9 @@ from mpitrain.schedules.table import Table
 def with_messages(table: Table, num_parts: Sequence[int] | None = None) -> list[list[Action]]:
     """Put the receive before each action that needs a message and the send after each that makes one.
 
-    Both receives of a pair come first and both sends last, so that nothing interrupts it. With
-    `num_parts`, of each stage, pairs are walked as pairs of parts; a send then stands right after
-    the last part of what makes it.
+    Both receives of a pair come first and both sends last: nothing interrupts it. With `num_parts`,
+    of each stage, pairs are walked in parts; a send stands right after the last part of what makes
+    it.
     """
     return [_with_messages(table, actions, num_parts) for actions in table.ranks]
 
@@ -35,7 +35,6 @@ def _with_messages(table: Table, actions: Iterable[Action], num_parts: Sequence[
 def _in_parts(
     forward: Action, backward: Action, sends: Mapping[Action, Action], num_parts: Sequence[int]
 ) -> Iterator[Action]:
-    """Yield a pair as pairs of parts, with its sends."""
     last = {member._replace(part=num_parts[member.stage] - 1): send for member, send in sends.items()}
     for group in part_by_part(forward, backward, num_parts):
         yield from group

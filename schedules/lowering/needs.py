@@ -1,7 +1,4 @@
-"""What waits for what: the dependencies between the actions of all ranks.
-
-Order, deadlock and time are all read from here.
-"""
+"""What waits for what: dependencies of all ranks' actions, for order, deadlock and time."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -38,15 +35,12 @@ def partner(message: Action) -> Action:
 
 
 class Needs:
-    """The dependencies of a set of programs, which may be incomplete.
-
-    An action can need one that nobody issues.
+    """The dependencies of programs, maybe incomplete: an action can need one that nobody issues.
 
     steps: every action with its place, rank after rank.
     place: where each action stands first (NORM UPDATE SPREAD excepted: every rank has them). GATHER
     and RELEASE stand again.
-    last_part: for (kind, microbatch, stage) the action that ends it, the last part if it is walked
-    in parts.
+    last_part: for (kind, microbatch, stage) the action that ends it, its last part.
     rank_of: the rank of each stage. copies, segments: as in a Table. A segment attends to the
     segments before it, and so its backward waits for theirs.
     reduces: as given to `lower`; without, it isn't known what sums of gradients wait for.
@@ -125,10 +119,7 @@ class Needs:
         return 1 + (self.last_part[action[:3]].part or 0)
 
     def _last_of(self, need: Action) -> Action:
-        """Return the last REDUCE of a bucket that is reduced for every microbatch.
-
-        Anything else is as it was.
-        """
+        """Return the last REDUCE of a bucket that has one for every microbatch; else `need`."""
         if need.kind != "REDUCE" or need in self.place:
             return need
         return self._last_reduce.get((need.stage, need.index), need)

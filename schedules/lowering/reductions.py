@@ -8,9 +8,10 @@ from mpitrain.schedules.actions import ADD_TO_GRADIENTS, PAIR, REDUCE, SENDS, Ac
 class Reduction(NamedTuple):
     """When the gradient buckets of one stage are complete.
 
-    The stage's backward has `num_parts` parts, walked 0, 1, ...; bucket k is complete after part
-    ready[k] of the last backward. over, then: for each bucket the axes it is summed over before the
-    data axis, and after it (see sums); absent, none.
+    Its backward has `num_parts` parts, walked 0, 1, ...; bucket k is complete after part ready[k]
+    of the last one.
+    over, then: of each bucket the axes it is summed over before the data axis, and after it (see
+    sums).
     """
 
     num_parts: int
@@ -22,14 +23,11 @@ class Reduction(NamedTuple):
 def with_reductions(
     program: list[Action], stage: int, reduction: Reduction, *, tail: int = 1, each: bool = False
 ) -> list[Action]:
-    """Walk the last `tail` backwards of a stage part by part, at the place of the last one, with
-    the stage's reductions.
+    """Walk a stage's last `tail` backwards in parts, in the last one's place, with its reductions.
 
-    each: walk every backward in parts, each at its own place and with its own reductions. What is
-    summed over other axes first is reduced once all the same, with the last.
-
-    A backward that is in parts already, in pairs with those of a forward, stays where it is; `tail`
-    is then 1.
+    each: walk every backward in parts, in its own place, with its own reductions. What is summed
+    over other axes first is reduced once all the same, with the last.
+    A backward that is in parts already, in a pair, stays where it is; `tail` is then 1.
     """
     adding = _adding_to_gradients(program, stage)
     together = [[backward] for backward in adding] if each else [adding[-tail:]]
@@ -71,10 +69,7 @@ def _whole(action: Action) -> Action:
 
 
 def _sends_first(program: list[Action]) -> list[Action]:
-    """Move each send in front of the reductions it stands after.
-
-    Another rank waits for it, nobody yet for them.
-    """
+    """Move each send in front of reductions: another rank waits for it, nobody yet for them."""
     result: list[Action] = []
     for action in program:
         at = len(result)

@@ -1,5 +1,6 @@
-"""Have only those parameters whole that are needed now or next (ZeRO-3): when buckets are gathered
-(prefetch, PyTorch's UNSHARD) and released (RESHARD).
+"""Have only those parameters whole that are needed now or next (ZeRO-3), bucket by bucket.
+
+Gathering is a prefetch, PyTorch's UNSHARD; releasing its RESHARD.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,13 +15,12 @@ Key = tuple[int, int]  # (stage, bucket)
 class Residency(NamedTuple):
     """Which parameters each part of a stage needs, and how long they stay.
 
-    uses: for each stage and each part of its backward, the buckets that this part needs; part i of
-    the forward, or of R, are the blocks of part num_parts - 1 - i of the backward. A bucket can be used by
-    several parts.
-    ahead: how many parts before its use a bucket is gathered, so that it travels while these
-    compute. Two parts in a pair are one.
-    until: "use": released when it is not needed at present. "step": kept from its first use in the
-    step to its last.
+    uses: for each stage and each part of its backward, the buckets that it needs, shared or not;
+    part i of the forward, or of R, has the blocks of part num_parts - 1 - i of the backward.
+    ahead: how many parts before its use a bucket is gathered, to travel meanwhile; a pair's two are
+    one.
+    until: "use": released when it is not needed. "step": kept from its first use in the step to its
+    last.
     """
 
     uses: tuple[tuple[tuple[int, ...], ...], ...]
@@ -31,9 +31,7 @@ class Residency(NamedTuple):
         return len(self.uses[stage])
 
     def needed(self, action: Action) -> list[Key]:
-        """Return the buckets that a computation needs: none of them for W and for what isn't a
-        computation.
-        """
+        """Return the buckets that a computation needs: none for W, and for what isn't one."""
         if action.kind not in USE_PARAMETERS:
             return []
         kind, _, stage, part = action
@@ -47,8 +45,7 @@ class Residency(NamedTuple):
         return _merged(map(self.needed, group))
 
     def windows(self, program: Iterable[Action]) -> list[list[Key]]:
-        """Return the buckets to have while each part, or pair, that needs parameters runs: its own
-        and those of the next `ahead`.
+        """Return the buckets of each part, or pair, that needs any: its own and the next `ahead`'s.
 
         With until="step" also those that were needed before and will be again.
         """
@@ -83,10 +80,10 @@ def in_parts(program: Iterable[Action], residency: Residency) -> list[Action]:
 def with_residency(program: list[Action], residency: Residency) -> list[Action]:
     """Put GATHER and RELEASE into one rank's program, whose parts stand where they shall be.
 
-    What a part was the last to need is dropped right after it, unless it would be gathered again at
-    once. Then the sends leave, because other ranks wait for them, and then what is to be there
-    while the next part runs is gathered: before a receive, a reduction or a W that may stand
-    between, so that it travels meanwhile.
+    What a part was the last to need is dropped right after it, unless it is gathered again at once.
+    Then
+    the sends leave, as other ranks wait for them, and then the next part's buckets are gathered:
+    before a receive, a reduction or a W that may stand between, so that they travel meanwhile.
     """
     windows = iter([*residency.windows(program), []])
     held = next(windows)

@@ -1,5 +1,4 @@
-"""Sum gradients over other axes than the data axis: which buckets, in which order, and where the
-instructions stand.
+"""Sum gradients over other axes than the data axis: which buckets, in which order, and where.
 
 A bucket can have copies on other ranks, of which each has part of the gradient. It then has a chain
 of instructions; each starts one sum, and waits for what the one before it has started:
@@ -11,8 +10,8 @@ of instructions; each starts one sum, and waits for what the one before it has s
 A SUM stands where its bucket is complete, and what waits for it after the next computation, so
 that the sum travels meanwhile. Ranks start the sums of an axis in one order; where their programs
 differ, it is that in which both have completed the buckets. Whoever waits for another pipeline rank
-has sent everything before, so that nobody waits for a message after it. Hence no deadlock: a rank
-that waits in a chain waits for a rank that computes, or that waits for an earlier sum.
+has sent everything before. Hence no deadlock: a rank that waits in a chain waits for a rank that
+computes, or that waits for an earlier sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,10 +31,7 @@ Key = tuple[int, int]  # (stage, bucket)
 
 
 class Chains:
-    """The instructions that the gradients of each bucket go through.
-
-    rank_of: the pipeline rank of each stage.
-    """
+    """The instructions that each bucket's gradients go through. rank_of: the rank of each stage."""
 
     def __init__(self, reduces: Sequence[Reduction], rank_of: Sequence[int] | Mapping[int, int], depth: int):
         self.reduces = reduces
@@ -50,8 +46,8 @@ class Chains:
         self._chains = {key: self._chain(*key) for key in keys}
 
     def refuse_misplaced(self) -> None:
-        """Raise ScheduleError if tied weights are on other ranks than the first copy's ends, which
-        their axis doesn't reach.
+        """Raise ScheduleError if tied weights are where their axis doesn't reach.
+        It joins the first copy's ends.
         """
         ends = {self.rank_of[0], self.rank_of[self.depth - 1]}
         if self.tied and {self.rank_of[stage] for stage, _ in self.tied} != ends:
@@ -62,9 +58,7 @@ class Chains:
             )
 
     def owner(self, key: Key) -> Key:
-        """Return the bucket of the same rank that a bucket is added to before it is summed: itself,
-        but for tied weights.
-        """
+        """Return the bucket here that one is added to first: itself, but for tied weights."""
         return self._first_tied(self.rank_of[key[0]]) if TIED in self.first_over(key) else key
 
     def of(self, key: Key) -> list[Action]:
@@ -137,9 +131,7 @@ class _Spot(NamedTuple):
 
 
 def with_sums(programs: Sequence[Sequence[Action]], chains: Chains) -> list[list[Action]]:
-    """Put the chains of all buckets that are summed over other axes into programs that reduce each
-    where it is complete.
-    """
+    """Put the chains of buckets that are summed over other axes into programs that reduce them."""
     rows = [_SummedRow(program, chains) for program in programs]
     spots = {}
     for row in rows:
@@ -159,9 +151,7 @@ def with_sums(programs: Sequence[Sequence[Action]], chains: Chains) -> list[list
 
 
 def _in_one_order(spots: dict[Action, _Spot], chains: Chains) -> None:
-    """Let sums that join two ranks stand in one order on all of them: by when both are complete,
-    each as early as that allows.
-    """
+    """Let sums that join two ranks stand in one order on both, by when both are complete."""
     meetings = {tuple(sorted((action, other))) for action in spots if (other := chains.partner(action))}
     latest: dict[int, _Spot] = {}
     for order, meeting in enumerate(
@@ -175,7 +165,7 @@ def _in_one_order(spots: dict[Action, _Spot], chains: Chains) -> None:
 
 
 def _late(rank: int, chains: Chains) -> list[Action]:
-    """Return the sums of a rank that come after the data axis: at the end, as they wait for reductions."""
+    """Return a rank's sums after the data axis: at the end, as they wait for reductions."""
     return [
         action
         for key in chains.tied
@@ -188,8 +178,7 @@ def _late(rank: int, chains: Chains) -> list[Action]:
 class _SummedRow:
     """A rank's program without the reductions of buckets that are summed over other axes first.
 
-    complete: where in it each of those is complete.
-    sent: the place after its last send.
+    complete: where in it each of those is complete.  sent: the place after its last send.
     """
 
     def __init__(self, program: Sequence[Action], chains: Chains):
@@ -206,9 +195,7 @@ class _SummedRow:
                 self.sent = len(self._bare)
 
     def after(self, index: int) -> int:
-        """Return the place after the next computation, or pair, and the sends and reductions that
-        follow it, or the end.
-        """
+        """Return the place after the next computation, or pair, with its sends and reductions."""
         bare = self._bare
         while index < len(bare) and bare[index].kind not in (*COMPUTE, PAIR.kind):
             index += 1
@@ -218,9 +205,7 @@ class _SummedRow:
         return min(index, len(bare))
 
     def filled(self, spots: Mapping[Action, _Spot]) -> list[Action]:
-        """Return the program with this rank's chains at their spots, the sums of a spot before the
-        reductions that wait there.
-        """
+        """Return the program with this rank's chains at their spots, sums before reductions."""
         mine = [action for action in spots if (action.stage, action.index) in self.complete]
         mine.sort(key=lambda action: (spots[action].turn, action.kind == "REDUCE", spots[action].order))
         result = []

@@ -38,14 +38,13 @@ MOST_MARKED = 16  # ranks of a grid with a mark
 def grid(
     schedule: Table | Programs, mark: tuple[int, int] | None = None, width: int = WIDTH, *, waits: bool = True
 ) -> str:
-    """Draw a table or programs: F takes one tick, B two, I and W one.
+    """Draw a table or programs: F takes one tick, B two, I and W one; a dot is a bubble.
 
-    Dots are bubbles, and messages take no time.
-
-    A split backward is drawn as one, where its last part stands. `mark=(rank, position)` puts a `!`
-    after the computation at, or next after, that position. Rows longer than `width` columns continue
-    below; a marked drawing keeps only the piece with the mark, and of many ranks those near it.
-    Programs that can't be played to their end are drawn without waits (`waits=False`), and say so.
+    Messages take no time. A split backward is one, where its last part stands. `mark=(rank,
+    position)` puts a `!` after the computation at, or next after, that position. Rows over `width`
+    columns continue below; a marked drawing keeps only the piece with the mark, and of many ranks
+    those near it. Programs that can't be played to their end are drawn without waits
+    (`waits=False`), and say so.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
     rows = _rows(programs)
@@ -73,10 +72,7 @@ def grid(
 
 
 def least_lines(table: Table, width: int = WIDTH) -> int:
-    """Estimate the lines of a table's grid, bubbles left out.
-
-    Drawing a large one only to find that it is large takes seconds.
-    """
+    """Estimate the lines of a table's grid, without bubbles: drawing a large one takes seconds."""
     ticks = max(sum(UNIT.get(action.kind, 0) for action in actions) for actions in table.ranks)
     column = len(f"F{table.num_microbatches // table.segments - 1} ")
     return math.ceil(ticks * column / width) * (len(table.ranks) + 1)
@@ -86,7 +82,6 @@ def least_lines(table: Table, width: int = WIDTH) -> int:
 
 
 def _whole(programs: Programs) -> Rows:
-    """Draw a split backward as one, where its last part stands."""
     last_part = Needs(programs).last_part
     return [
         [a._replace(part=None) for a in program if a.kind not in COMPUTE or last_part[a[:3]] == a]
@@ -126,7 +121,6 @@ def _back_to_back(rows: Rows) -> list[list[int]]:
 
 
 def _marked(programs: Programs, mark: tuple[int, int] | None) -> tuple[int, Action] | None:
-    """Find the rank and the computation at, or next after, the marked position."""
     if mark is None:
         return None
     rank, position = mark
@@ -149,7 +143,6 @@ def _near(mark: tuple[int, int] | None, num_ranks: int) -> range:
 
 
 def _labels(rows: Rows, segments: int, marked: tuple[int, Action] | None) -> list[list[str]]:
-    """Name each cell, as short as the schedule allows: the docstring of this module shows how."""
     stages = [sorted({action.stage for action in row}) for row in rows]
     most = max(map(len, stages), default=0)
 
@@ -188,9 +181,7 @@ def _paired(program: Sequence[Action], row: Sequence[Action]) -> set[Action]:
 def _line(
     row: list[Action], starts: list[int], labels: list[str], paired: set[Action], span: int, column: int
 ) -> str:
-    """Write one rank's row, `column` characters a tick; a cell longer than a tick is drawn out with
-    dashes.
-    """
+    """Write one rank's row, `column` characters a tick; a longer cell is drawn out with dashes."""
     idle = ".".ljust(column)
     line = ""
     for action, start, label in zip(row, starts, labels):
@@ -202,7 +193,7 @@ def _line(
 
 
 def _bands(lines: dict[str, str], span: int, column: int, width: int) -> list[str]:
-    """Put the header over the rows, by their names, and cut them into bands of at most `width` columns."""
+    """Put the header over the rows; cut them into bands of at most `width` columns."""
     margin = 1 + max(map(len, lines), default=0)
     room = (width - margin) // column
     ticks = span if span <= room else max(1, room // TICKS_PER_NUMBER) * TICKS_PER_NUMBER

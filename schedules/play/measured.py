@@ -1,6 +1,4 @@
-"""Read what a run measured, and predict it.
-
-Its own times of computations and messages, played by the simulator.
+"""Read what a run measured, and predict it: its own times, played by the simulator.
 
 A trace holds every instruction of some steps: when it began and ended, on clocks that agree. A
 receive lasts as long as the rank waited, a send only until it was started. The update at the end of
@@ -26,7 +24,7 @@ Key = tuple[str, int | None, int | None]
 
 
 class MeasuredTrace(NamedTuple):
-    """The measured steps of a run, one timeline each, in milliseconds from the first instruction of any rank.
+    """The measured steps of a run, a timeline each, in ms from the first instruction of any rank.
 
     With data parallelism every replica's pipeline is a timeline of its own.
     """
@@ -42,10 +40,10 @@ class MeasuredTrace(NamedTuple):
 class Costs(NamedTuple):
     """What one step's instructions took, in milliseconds.
 
-    An instruction counts from the end of the one before it, so that what lies between them isn't
-    lost; of a receive counts only what comes before the wait, and of one that stands several times
-    the mean. latency: from the end of a send until a rank that was waiting for it continues, on
-    average. taking: the part of it that a rank also needs for a message that was there before.
+    An instruction counts from the end of the one before it: what lies between isn't lost. Of a
+    receive only what comes before the wait counts, and of one that stands several times the mean.
+    latency: from the end of a send until a rank that waits for it continues, on average.
+    taking: the part of it that a rank also needs for a message that was there before.
     lead: when each rank begins, after the first of them.
     """
 
@@ -59,12 +57,9 @@ class Costs(NamedTuple):
 
 
 def read_trace(text: str, name: str = "trace") -> MeasuredTrace:
-    """Read a trace in Chrome's format.
+    """Read a trace in Chrome's format; of several steps the first, slower one is left out.
 
-    The first step is left out if there are more: a run's first step is slower.
-
-    Raises ScheduleError naming the event that is damaged, or the rank or step that differs from the
-    others.
+    Raises ScheduleError naming the damaged event, or the rank or step that differs from the others.
     """
     try:
         return _trace(_content(text))
@@ -114,7 +109,6 @@ def _trace(content: dict[str, Any]) -> MeasuredTrace:
 
 
 def _works(found: object, timeline: Timeline, copies: int) -> tuple[float, ...]:
-    """Return the work of each stage's blocks; older traces have none."""
     if found is None:
         return ()
     stages = {action.stage for program in timeline.programs for action in program if action.kind == "F"}
@@ -129,7 +123,6 @@ Event = tuple[float, float, Action]
 
 
 def _rows(events: list[object]) -> dict[tuple[int, int], dict[int, list[Event]]]:
-    """Sort events by step and replica, and then by rank."""
     rows: dict[tuple[int, int], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     for position, event in enumerate(events):
         if not isinstance(event, dict) or event.get("ph") != "X":
@@ -153,12 +146,10 @@ def _rows(events: list[object]) -> dict[tuple[int, int], dict[int, list[Event]]]
 
 
 def _start_of(event: object) -> str:
-    """Return what is enough to recognise something in a message of one line."""
     return "".join(c if c.isprintable() else "?" for c in str(event)[:100])
 
 
 def _timeline(where: str, ranks: dict[int, list[Event]]) -> Timeline:
-    """Build the timeline of one step up to its update."""
     if sorted(ranks) != list(range(len(ranks))):
         raise ScheduleError(f"{where}: found pipeline ranks {str(sorted(ranks))[:100]}, one is missing")
     rows = [sorted(ranks[rank], key=lambda event: event[0]) for rank in range(len(ranks))]
@@ -199,10 +190,8 @@ def costs(timeline: Timeline) -> Costs:
 def typical(timelines: Iterable[Timeline]) -> dict[Key, float]:
     """Return the time of each kind of computation on each stage.
 
-    The mean over a step's microbatches, then the median over steps.
-
-    A median over microbatches would lose what is slow only now and then, as on a machine with fewer
-    cores than ranks.
+    The mean over a step's microbatches, which keeps what is slow only now and then, as with more
+    ranks than cores; then the median over steps.
     """
     per_step: dict[Key, list[float]] = defaultdict(list)
     for timeline in timelines:
@@ -216,23 +205,19 @@ def typical(timelines: Iterable[Timeline]) -> dict[Key, float]:
 
 
 def _mean(values: Iterable[float]) -> float:
-    """Return the mean, or 0 of nothing; clocks that differ a little may give less than 0, which
-    isn't a time.
-    """
+    """Return the mean, 0 of nothing, and 0 where clocks that differ give less."""
     values = list(values)
     return max(0.0, mean(values)) if values else 0.0
 
 
 def _instructions(timeline: Timeline) -> Iterable[tuple[Action, float | None, float, float]]:
-    """Yield every instruction, the end of the one before it on its rank, and its own begin and end."""
+    """Yield every instruction, its predecessor's end on its rank, and its own begin and end."""
     for program, starts, ends in zip(timeline.programs, timeline.starts, timeline.ends):
         yield from zip(program, [None, *ends], starts, ends)
 
 
 def _arrivals(timeline: Timeline) -> Iterable[tuple[float | None, float]]:
-    """Yield of each message the time from its send's end to its receive's, or None if the receiver
-    came later, and the receive's own.
-    """
+    """Yield each message's time from send's to receive's end (None: taken late), and the receive's."""
     sent = {action: end for action, _, _, end in _instructions(timeline) if action.kind in SENDS}
     for action, _, begin, end in _instructions(timeline):
         if action.kind in RECEIVES and partner(action) in sent:
@@ -263,9 +248,7 @@ def predict(timeline: Timeline, costs: Costs) -> Timeline:
 
 
 def _with_calls(program: Iterable[Action]) -> Iterable[Action]:
-    """Put the time that messages cost their ranks around them: in the simulator they have none of
-    their own.
-    """
+    """Put the time that messages cost their ranks around them: the simulator's have none."""
     for action in program:
         if action.kind in SENDS + RECEIVES:
             yield action._replace(kind=f"CALL_{action.kind}")
@@ -275,7 +258,7 @@ def _with_calls(program: Iterable[Action]) -> Iterable[Action]:
 
 
 def _without_calls(played: Timeline, programs: Programs) -> Timeline:
-    """Return the timeline of the programs as they were; taking a message is part of its receive."""
+    """Return the programs' own timeline; taking a message is part of its receive."""
     starts = []
     ends = []
     for program, began, ended in zip(played.programs, played.starts, played.ends):

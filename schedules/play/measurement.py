@@ -56,9 +56,7 @@ class Measurement:
         return self.simulated_makespan / self.makespan - 1 if self.makespan else 0.0
 
     def ranks(self) -> list[dict[str, float]]:
-        """Return computing, waiting, and the end of every rank, measured and simulated: medians
-        over steps.
-        """
+        """Return each rank's computing, waiting and end, measured and simulated: medians."""
         return [self._rank(rank) for rank in range(len(self.simulated.programs))]
 
     def _rank(self, rank: int) -> dict[str, float]:

@@ -8,10 +8,7 @@ from mpitrain.schedules.play.timeline import Timeline
 
 
 def to_scale(timeline: Timeline, columns: int, end: float, segments: int = 1) -> list[str]:
-    """Return each rank's row, `columns` characters from time 0 to `end`.
-
-    A rank's second stage is in lower case.
-    """
+    """Return each rank's row, `columns` characters for 0 to `end`; its second stage in lower case."""
     return [
         _row(timeline, rank, columns / end if end else 0, columns, segments)
         for rank in range(len(timeline.programs))

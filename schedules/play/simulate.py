@@ -8,12 +8,9 @@ starts a transfer:
                      |--latency--|--transfer--|  `transfer` occupies the sender at the start
     receiver                                  |--F--|
 
-Messages of several senders don't wait for one another at a receiver: which of them came first
-would change with times, and a shorter computation could make a step longer.
-
-What travels between data ranks takes no time.
-
-Times are only added and compared: give integers or fractions, and results are exact.
+Messages of several senders don't wait for one another at a receiver, or a shorter computation could
+make a step longer. What travels between data ranks takes no time. Times are only added and
+compared: give integers or fractions, and results are exact.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,13 +44,11 @@ def simulate(
     cost: Cost | Mapping[str, float] | None = None,
     link: Link = AT_ONCE,
 ) -> Timeline:
-    """Play a schedule and return its Timeline.
+    """Play a schedule; return its Timeline. Raises ScheduleError if it can't be played to its end.
 
     schedule: a table, whose messages are then added, or the lowered programs of all ranks.
     cost: time of each instruction, or of each kind; absent, F, I, W and R take 1 and B 2. A part takes
     its equal share of the whole.
-
-    Raises ScheduleError if the programs can't be played to their end.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
     return _Player(programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link).play()
@@ -65,8 +60,7 @@ def simulate_table(
     stage_times: Sequence[StageTimes] | None = None,
     offload: float = 0,
 ) -> Timeline:
-    """Play a table whose times are given for a rank's whole share of layers, and so divided by its
-    stages of one copy, or for each stage.
+    """Play a table with times of a rank's whole share, divided by its stages, or of each stage.
 
     The message time is a latency: messages don't wait for one another. offload: the time to copy a
     rank's stash to host memory, or back; the computation beside it takes as long at least.
@@ -82,7 +76,6 @@ def simulate_table(
 
 
 def _with_copies(table: Table, cost: Cost, offload: float) -> Cost:
-    """Return the cost; of what a stash is copied beside, the longer of both."""
     sent = {action[1:3] for row in table.ranks for action in row if action.kind == OFFLOAD}
     if not sent or not offload:
         return cost
@@ -96,7 +89,7 @@ def _with_copies(table: Table, cost: Cost, offload: float) -> Cost:
 
 
 def _by_stage(table: Table, stage_times: Sequence[StageTimes]) -> Cost:
-    """Return the cost by kind and stage. Raises ScheduleError for another number of stages."""
+    """Raises ScheduleError for another number of stages."""
     if len(stage_times) != table.depth:
         raise ScheduleError(
             f"{table.name}: found times of {counted(len(stage_times), 'stages')}, needed {table.depth}, "
@@ -115,7 +108,6 @@ def _by_stage(table: Table, stage_times: Sequence[StageTimes]) -> Cost:
 
 
 def _by_kind(programs: Programs, durations: Mapping[str, float]) -> Cost:
-    """Return the cost by kind; the parts of a computation share its time."""
     num_parts: dict[tuple[str, int, int], int] = {}
     for program in programs:
         for action in program:

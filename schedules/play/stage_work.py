@@ -1,6 +1,6 @@
 """Times of stages that differ: what blocks take by their work, and what embedding and head add.
 
-A run measures the stages it has. Another schedule may divide the same blocks otherwise.
+A run measures the stages it has; another schedule may divide the same blocks otherwise.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,8 @@ MOST_ERROR = 0.05
 class StageWork(NamedTuple):
     """Times of one microbatch: of blocks whose work is 1, of embedding, of head, and of a message.
 
-    send, receive: how long a message keeps its two ranks from computing. error: the share of a
-    makespan by which these times miss the run that they were measured in.
+    send, receive: how long a message keeps its ranks from computing.  error: by which share of a
+    makespan these times miss the run they were measured in.
     """
 
     block: StageTimes
@@ -36,7 +36,7 @@ class StageWork(NamedTuple):
     def stage_times(self, works: Sequence[float], rank_of: Sequence[int]) -> tuple[StageTimes, ...]:
         """Return the times of stages, with what their messages to other ranks take.
 
-        works: of the blocks of each. rank_of: the rank of each.
+        works: of the blocks of each.  rank_of: the rank of each.
         """
         last = len(works) - 1
         times = []
@@ -56,8 +56,8 @@ class StageWork(NamedTuple):
 def stage_work(trace: MeasuredTrace) -> StageWork:
     """Return what a measured run says of blocks and ends.
 
-    A stage whose backward wasn't split counts half of it for inputs and half for weights. With two
-    stages the embedding counts as part of the first one's blocks.
+    A stage whose backward wasn't split counts half of it for I and half for W. With two stages the
+    embedding counts as part of the first one's blocks.
     """
     measured = measured_stages(trace)
     works = trace.works or (1.0,) * len(measured)
@@ -73,7 +73,6 @@ def stage_work(trace: MeasuredTrace) -> StageWork:
 
 
 def _typical_costs(trace: MeasuredTrace) -> Costs:
-    """Return the costs of a step in which each microbatch takes what is typical of its stage."""
     steps = [costs(timeline) for timeline in trace.timelines]
     by_kind = typical(trace.timelines)
     times = {
@@ -87,10 +86,9 @@ def _typical_costs(trace: MeasuredTrace) -> Costs:
 
 
 def _error(trace: MeasuredTrace, step: Costs) -> float:
-    """Return how far a typical step's prediction is from the measured ones, as a share of the makespan.
+    """Return the most by which a typical step misses a rank's end, or steps differ, as a share.
 
-    It is the most by which any rank ends at another time, or steps differ from their median, but
-    LEAST_ERROR at least and MOST_ERROR at most.
+    Within LEAST_ERROR and MOST_ERROR.
     """
     makespans = [timeline.makespan for timeline in trace.timelines]
     typical_makespan = median(makespans)
@@ -105,7 +103,6 @@ def _error(trace: MeasuredTrace, step: Costs) -> float:
 
 
 def _ends(timeline: Timeline) -> list[float]:
-    """Return when each rank ends."""
     return [ends[-1] if ends else 0.0 for ends in timeline.ends]
 
 
@@ -132,7 +129,7 @@ def _times_of_stage(times: dict[Key, float], stage: int, depth: int) -> tuple[fl
 
 
 def _whole(times: dict[Key, float], kind: str, stage: int) -> float:
-    """Return the time of a whole computation, or the sum of its parts where none runs as a whole."""
+    """Return the time of a whole computation, or its parts' sum where none runs as a whole."""
     if (kind, stage, None) in times:
         return times[kind, stage, None]
     return sum(time for key, time in times.items() if key[:2] == (kind, stage))

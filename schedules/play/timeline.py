@@ -1,6 +1,4 @@
-"""When each instruction of each rank started and ended, whether simulated or measured, and what
-follows from it.
-"""
+"""When each instruction of each rank started and ended, measured or not, and what follows."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,12 +9,10 @@ from mpitrain.schedules.lowering.needs import Programs
 
 @dataclass
 class Timeline:
-    """When each instruction of each rank started and ended.
+    """When each instruction of each rank started and ended. Waiting is part of a receive.
 
-    Waiting counts as part of a receive, but not of a computation.
-
-    exposed: per rank, the time it waited for messages that had been sent: the rest of its waiting
-    is the schedule's own.
+    exposed: per rank, the time it waited for messages that had been sent: the rest is the
+    schedule's own.
     """
 
     programs: Programs
@@ -31,10 +27,7 @@ class Timeline:
 
     @property
     def span(self) -> float:
-        """The longest time from a rank's first computation to its last one's end.
-
-        The zero-bubble papers' cost (arXiv:2401.10241, 5.3).
-        """
+        """The longest time of a rank from first start to last end (arXiv:2401.10241, 5.3)."""
         return max(
             (last - first for first, last in map(self._computing, range(len(self.programs)))), default=0
         )
@@ -59,10 +52,7 @@ class Timeline:
         return [(action, start, end) for action, start, end in row if action.kind in COMPUTE]
 
     def walks(self, rank: int) -> list[tuple[Action, float, float]]:
-        """Return (action, start, end) of what a rank computes.
-
-        Parts that follow one another are one, from the first to the last.
-        """
+        """Return (action, start, end) of what a rank computes; parts in a row are one."""
         walks: list[tuple[Action, float, float]] = []
         for action, start, end in self.computations(rank):
             if action.part and walks and walks[-1][0][:3] == action[:3]:
@@ -71,9 +61,9 @@ class Timeline:
         return walks
 
     def in_flight(self, rank: int) -> list[tuple[float, int]]:
-        """Return (time, stashes held from then on) of a rank.
+        """Return (time, stashes held from then on): from a forward's start until B or W has ended.
 
-        One more at each forward's start, or where it is recomputed; one less when B or W has ended.
+        What is recomputed counts from there.
         """
         again = {action[1:3] for action in self.programs[rank] if action.kind == "R"}
         last_part = {action[:3]: action for action in self.programs[rank] if action.kind in ("B", "W")}

@@ -1,7 +1,4 @@
-"""What a correct set of programs obeys with its buckets.
-
-Parameters are there when needed, and gradients complete when reduced.
-"""
+"""What correct programs obey with buckets: parameters are there when needed, gradients complete."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,9 +17,8 @@ from mpitrain.schedules.proof.rules import Flaw
 def parameters_resident(needs: Needs, residency: Residency | None) -> None:
     """Demand that each part finds the buckets it needs, and that none are held but those it may have.
 
-    A rank gathers buckets of its own stages, each only while it isn't held, and releases all of
-    them. With until="step" each is gathered once. Without a residency it isn't known which part
-    needs what.
+    A rank gathers buckets of its own stages, each only while it isn't held, and releases all. With
+    until="step" each is gathered once. Without a residency it isn't known which part needs what.
     """
     for rank, program in enumerate(needs.programs):
         windows = [*residency.windows(program), []] if residency else []
@@ -44,9 +40,7 @@ def parameters_resident(needs: Needs, residency: Residency | None) -> None:
 
 
 class _Held:
-    """The buckets that one rank holds while its program is read: where each was gathered, or else
-    last released.
-    """
+    """The buckets that one rank holds as its program is read: where gathered, or last released."""
 
     def __init__(self, needs: Needs, rank: int):
         self.needs = needs
@@ -105,8 +99,6 @@ class _Held:
 def reductions_follow(needs: Needs, *, each: bool = False) -> None:
     """Demand each SUM and REDUCE of each bucket once, after everything that adds to the bucket.
 
-    (One another they need, see needs.)
-
     each: one REDUCE for every microbatch, after everything of it that adds to the bucket, and
     before anything of another does; but of what is summed over other axes first, which is reduced
     once.
@@ -130,9 +122,7 @@ def reductions_follow(needs: Needs, *, each: bool = False) -> None:
 
 
 def sums_meet(needs: Needs) -> None:
-    """Demand that two pipeline ranks start the sums of the axis that joins them in one order, by
-    which they are matched.
-    """
+    """Demand that two pipeline ranks start their sums in one order, which matches them."""
     # by rank, the other rank, and axis
     started: dict[tuple[int, int, str], list[tuple[ActionPlace, Action]]] = defaultdict(list)
     for place, action in needs.steps:
@@ -149,7 +139,6 @@ def sums_meet(needs: Needs) -> None:
 
 
 def _chains_of(needs: Needs, action: Action, each: bool) -> Iterator[list[Action]]:
-    """Yield what the buckets that an action adds to go through after it."""
     if action.kind not in ADD_TO_GRADIENTS:
         return
     for bucket, ready in enumerate(needs.chains.reduces[action.stage].ready):

@@ -43,16 +43,18 @@ def check(
 ) -> Proof:
     """Prove that the lowered programs of all pipeline ranks compute one step, and return a Proof.
 
-    Every stage sees every microbatch exactly once forward and once backward; whatever an action
-    needs comes before it or is received; every message has its two ends; gradients are summed in
-    ascending microbatch order; the update comes last; and all ranks reach their end although no
-    send is buffered. Sends are started without blocking and waited for at the end of the step; with
-    `blocking_sends` each send waits for its receive at once, under which GPipe still ends and 1F1B
-    doesn't. With `reduces`, as given to `lower`, every bucket is summed and reduced once and after
-    all that adds to it, and ranks start the sums that join them in one order; with `reduce_each`,
-    it is reduced once for every microbatch, and before the next one adds to it, unless it is summed
-    over other axes first. With `residency`, every part finds the buckets it needs gathered and not
-    released, and no more are held than that allows; at the end all that was gathered is released.
+    Every stage sees every microbatch once forward and once backward; whatever an action needs comes
+    before it or is received; every message has its two ends; gradients are summed in ascending
+    microbatch order; the update comes last; and all ranks reach their end although no send is
+    buffered.
+    blocking_sends: each send waits for its receive at once, not at the end of the step: GPipe still
+    ends, 1F1B doesn't.
+    reduces: as given to `lower`: every bucket is summed and reduced once, after all that adds to
+    it, and ranks start the sums that join them in one order.
+    reduce_each: it is reduced for every microbatch, before the next one adds to it, unless it is
+    summed over other axes first.
+    residency: every part finds the buckets it needs gathered, no more are held than it allows, and
+    at the end all are released.
 
     Raises ScheduleError naming rank, position (from 0), instruction and what it waits for, with the
     grid of the schedule.
@@ -75,7 +77,6 @@ def check(
 
 
 def _report(needs: Needs, num_stages: int, num_microbatches: int, train: bool) -> Proof:
-    """Count what proved programs do and hold."""
     programs = needs.programs
     return Proof(
         num_stages,
@@ -90,10 +91,7 @@ def _report(needs: Needs, num_stages: int, num_microbatches: int, train: bool) -
 
 
 def check_table(table: Table) -> None:
-    """Refuse a table that isn't complete, or on one rank not in order, in its own words.
-
-    Those of a user, before messages are added.
-    """
+    """Refuse a user's table that isn't complete, or not in order on one rank, in its own words."""
     needs = Needs(table.ranks, copies=table.copies, segments=table.segments)
     try:
         rules.nothing_twice(needs)
@@ -108,7 +106,6 @@ def check_table(table: Table) -> None:
 
 
 def _num_parts(reduces: Sequence[Reduction] | None, residency: Residency | None) -> list[int] | None:
-    """Return how many parts the stages have, if it is known."""
     if residency is not None:
         return [len(parts) for parts in residency.uses]
     return None if reduces is None else [reduction.num_parts for reduction in reduces]
@@ -117,7 +114,7 @@ def _num_parts(reduces: Sequence[Reduction] | None, residency: Residency | None)
 def _prove(
     needs: Needs, num_stages: int, num_microbatches: int, num_parts: Sequence[int] | None, train: bool
 ) -> None:
-    """Apply all rules of computations and messages that need no playing. Each may rely on those before it."""
+    """Apply all rules that need no playing. Each may rely on those before it."""
     rules.nothing_foreign(needs, num_stages, num_microbatches)
     rules.nothing_twice(needs)
     rules.everything_computed(needs, num_stages, num_microbatches, train)
@@ -140,8 +137,9 @@ def _prove_buckets(
 
 
 def _peak_in_flight(needs: Needs) -> tuple[int, ...]:
-    """Count, per rank, the most stashes held at once: from the start of a forward to the end of its
-    B or W; what is recomputed, from then on.
+    """Return the most stashes that each rank holds: from a forward's start to the end of B or W.
+
+    What is recomputed, from then on.
     """
     peaks = []
     for program in needs.programs:

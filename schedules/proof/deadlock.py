@@ -10,8 +10,7 @@ from mpitrain.schedules.proof.rules import Flaw
 def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
     """Play all ranks to their end. Raises a Flaw that names each rank of a cycle of waits.
 
-    The programs must obey the other rules: a rank then only ever waits for the other end of a
-    message, or of a sum.
+    Programs that obey the other rules wait for the other end of a message, or of a sum, alone.
     """
     cursors = play(needs, blocking_sends=blocking_sends)
     stuck = [rank for rank, program in enumerate(needs.programs) if cursors[rank] < len(program)]
@@ -23,10 +22,7 @@ def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
 
 
 def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[ActionPlace, Action, Action]]:
-    """Follow the waits from a stuck rank until they come back.
-
-    Return (place, action, what it waits for) of that cycle.
-    """
+    """Return (place, action, what it waits for) of the cycle that a stuck rank's waits lead to."""
     path: dict[int, tuple[ActionPlace, Action, Action]] = {}
     while rank not in path:
         action = needs.programs[rank][cursors[rank]]
@@ -40,11 +36,11 @@ def _cycle(needs: Needs, cursors: list[int], rank: int) -> list[tuple[ActionPlac
 def play(needs: Needs, *, blocking_sends: bool = False) -> list[int]:
     """Run the programs until none can continue; return each rank's cursor.
 
-    Sends have rendezvous semantics, nothing is buffered: started without blocking (MPI_Isend) and
-    completed when the receive is reached; receives block. With `blocking_sends` a send blocks too,
-    until its receive is reached. Sums are started without blocking; what takes the result of one
-    blocks until every rank has started it. What can run doesn't depend on who goes first, so one
-    order stands for all. A cursor short of its program's end means deadlock.
+    Nothing is buffered: sends are started without blocking (MPI_Isend), and complete when the
+    receive is reached; receives block. With `blocking_sends` a send blocks until then, too. Sums
+    are started without blocking; what takes the result of one blocks until every rank has started
+    it. What can run doesn't depend on who goes first. A cursor short of its program's end means
+    deadlock.
     """
     cursors = [0] * len(needs.programs)
     done: set[Action] = set()

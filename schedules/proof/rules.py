@@ -1,6 +1,4 @@
-"""What a correct set of programs obeys, one rule per function.
-
-Each raises a Flaw at the first place that breaks it.
+"""What correct programs obey, one rule per function; each raises a Flaw at the first breach.
 
 The rules of buckets, their parameters and gradients, are in bucket_rules.
 """
@@ -63,8 +61,9 @@ def nothing_foreign(needs: Needs, num_stages: int, num_microbatches: int) -> Non
 
 
 def everything_computed(needs: Needs, num_stages: int, num_microbatches: int, train: bool) -> None:
-    """Demand one F and one B, or one F, I and W, of every microbatch on every stage, and allow one R;
-    in evaluation one F only.
+    """Demand one F and one B, or one F, I and W, of every microbatch on every stage; allow one R.
+
+    In evaluation one F only.
     """
     for stage in range(num_stages):
         rank = needs.rank_of.get(stage, min(stage, len(needs.programs) - 1))
@@ -111,8 +110,7 @@ def parts_complete(needs: Needs, num_parts: Sequence[int] | None) -> None:
 
 
 def needs_come_first(needs: Needs, *, messages: bool = True) -> None:
-    """Demand that what an action needs is issued before it on its own rank, or sent by another rank
-    and received.
+    """Demand that what an action needs is issued before it on its rank, or sent and received.
 
     Without `messages`, as in a table, other ranks aren't looked at.
     """
@@ -141,10 +139,7 @@ def needs_come_first(needs: Needs, *, messages: bool = True) -> None:
 
 
 def messages_matched(needs: Needs) -> None:
-    """Demand that every send has its receive, on another rank.
-
-    (That receives have their send follows from what they need.)
-    """
+    """Demand that every send has its receive, on another rank; the reverse follows from needs."""
     for place, action in needs.steps:
         if action.kind in SENDS:
             there = needs.place.get(partner(action))
@@ -159,11 +154,10 @@ def messages_matched(needs: Needs) -> None:
 
 
 def gradients_ascend(needs: Needs) -> None:
-    """Demand ascending microbatch order of all that adds to a stage's gradients: of matrices part
-    by part, and of vectors.
+    """Demand ascending microbatches in all that adds to a stage's gradients.
 
-    Sums then have one order in all schedules, and the same bits. Segments of one microbatch
-    descend, as their backwards must.
+    Of matrices part by part, and of vectors. Sums then have one order in all schedules, and the
+    same bits. Segments of one microbatch descend, as their backwards must.
     """
     # part None: a whole one
     latest: dict[tuple[int, bool], dict[int | None, Action]] = defaultdict(dict)
@@ -188,9 +182,7 @@ def _turn(action: Action, segments: int) -> tuple[int, int]:
 
 
 def pairs_fit(needs: Needs) -> None:
-    """Demand that PAIR stands before a forward and a backward, both whole or a part of each, that
-    don't wait for one another.
-    """
+    """Demand a forward and a backward, or a part of each, after PAIR; neither waits for the other."""
     for place, action in needs.steps:
         if action == PAIR:
             two = needs.programs[place.rank][place.position + 1 : place.position + 3]
@@ -213,9 +205,9 @@ def pairs_fit(needs: Needs) -> None:
 
 
 def copy_at_begin(needs: Needs, train: bool) -> None:
-    """Demand that COPY stands at the beginning of all training programs, or in none.
+    """Demand that COPY begins all training programs, or none: it has the whole step to travel.
 
-    It has the whole step to travel, and all ranks of its axis start it together.
+    All ranks of its axis start it together.
     """
     copies = train and any(COPY in program for program in needs.programs)
     for rank, program in enumerate(needs.programs):
@@ -228,10 +220,7 @@ def copy_at_begin(needs: Needs, train: bool) -> None:
 
 
 def update_at_end(needs: Needs, train: bool) -> None:
-    """Demand that training programs end with NORM UPDATE [SPREAD] and have them nowhere else.
-
-    Evaluation has none.
-    """
+    """Demand NORM UPDATE [SPREAD] at the end of training programs, and nowhere else."""
     for rank, program in enumerate(needs.programs):
         plain = [(position, action.kind) for position, action in enumerate(program) if action.kind in AT_END]
         wanted = AT_END[: max(2, len(plain))] if train else ()

@@ -55,12 +55,12 @@ def unlimited(problem: Problem) -> tuple[float, ...]:
 
 
 def _lived(problem: Problem, more: int) -> tuple[float, ...]:
-    """Return the stashes that each stage holds if none is held longer than it has to be, and some more."""
+    """Return each stage's stashes if none is held longer than it has to be, and some more."""
     return tuple(max(1, ceil(life / problem.period)) + more for life in problem.lifespan)
 
 
 def _shared(problem: Problem, more: int) -> tuple[float, ...]:
-    """Divide the limit of each rank over its stages by how long their stashes are held."""
+    """Divide each rank's limit over its stages by how long their stashes are held."""
     most = [1] * problem.num_stages
     for stages in problem.stages:
         whole = sum(problem.lifespan[stage] for stage in stages)
@@ -107,7 +107,7 @@ def starts(problem: Problem, plan: TimedOrder) -> tuple[Urgency, Urgency]:
 
 
 def _latest_starts(problem: Problem, plan: TimedOrder) -> tuple[Urgency, Urgency]:
-    """Return the latest start of each F and I that doesn't make the plan longer, in its order."""
+    """Return the latest start of each F and I, in the plan's order, that doesn't make it longer."""
     where, last = problem.where, problem.num_stages - 1
     end = plan.makespan
     tables = [_table(problem, lambda *_: end) for _ in range(3)]

@@ -1,8 +1,8 @@
 """Search for the order of the shortest step: plays that are led by what was learnt from the best before.
 
-The first plays take their urgencies from simple rules. Later ones take the latest start of each
-computation in a good plan, a little disturbed, as list scheduling by critical paths does
-(Kolisch and Hartmann 2006). What is found is polished.
+The first plays take their urgencies from simple rules, later ones the latest starts in a good plan,
+a little disturbed, as list scheduling by critical paths does (Kolisch and Hartmann 2006). What is
+found is polished.
 """
 
 import random
@@ -51,8 +51,8 @@ def search(
     """Return the best plan that is found: of the shortest makespan, and of these the shortest span.
 
     known: orders of others, of which those that fit take part.
-    more: orders that take part where the search with the known ones has left something to gain. They
-    have a pool of their own; of small steps the best of both pools are one at last.
+    more: orders for when these have left something to gain, in a pool of their own; of small steps
+    the best of both pools are one at last.
     last: orders that are played as they are, at the end: the best plan is as short as each of them.
     """
     progress = SearchProgress(notify)
@@ -88,9 +88,7 @@ def _play_as_they_are(problem: Problem, pool: list[RankedOrder], last: Iterable[
 
 
 def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:
-    """Return the best plan in which stashes are recomputed or offloaded as the limit asks for; None: none
-    fits.
-    """
+    """Return the best plan with stashes recomputed or offloaded as the limit asks, or None."""
     moves = min(MOVES * num_plays(problem.num_operations), MOST_MOVES) // 2  # each takes twice as long
     plans = [plan for one in _each_way(problem, known) if (plan := _play_freed(problem, *one)) is not None]
     different = {plan.length: plan for plan in plans}
@@ -99,7 +97,6 @@ def search_freed(problem: Problem, known: Iterable[Rows]) -> TimedOrder | None:
 
 
 def _different(known: Iterable[Rows]) -> Iterator[Order]:
-    """Yield the orders of tables, each once."""
     found = set()
     for rows in known:
         order = order_of(rows)
@@ -109,7 +106,6 @@ def _different(known: Iterable[Rows]) -> Iterator[Order]:
 
 
 def _play_all(problem: Problem, pool: list[RankedOrder], known: Iterable[Rows]) -> None:
-    """Play orders as they are, and with W where a rank waits."""
     for order, overlap in _each_way(problem, known):
         if pool and _is_best(problem, pool[0]):
             return
@@ -181,7 +177,6 @@ def _play(problem: Problem, pool: list[RankedOrder], guide: Guide) -> None:
 
 
 def _is_best(problem: Problem, candidate: RankedOrder) -> bool:
-    """Whether no order has a shorter makespan."""
     return candidate.plan.makespan <= problem.bound * (1 + ROUNDING)
 
 
@@ -190,7 +185,7 @@ def _most_kept(problem: Problem) -> int:
 
 
 def _add(problem: Problem, pool: list[RankedOrder], candidate: RankedOrder) -> None:
-    """Take a candidate into the pool if it is one of the best; of two makespans that are equal one stays."""
+    """Take a candidate into the pool if it is one of the best; of equal makespans one stays."""
     makespan = candidate.plan.makespan
     equal = [one for one in pool if abs(makespan - one.plan.makespan) <= ROUNDING * one.plan.makespan]
     if equal and not is_shorter(candidate.plan, equal[0].plan):
@@ -203,7 +198,6 @@ def _add(problem: Problem, pool: list[RankedOrder], candidate: RankedOrder) -> N
 
 
 def _longest(problem: Problem, pool: list[RankedOrder]) -> float:
-    """Return the longest makespan that takes part."""
     return pool[-1].plan.makespan if len(pool) == _most_kept(problem) else inf
 
 

@@ -1,8 +1,7 @@
-"""One play of all ranks in the order of time, in which each takes the most urgent thing that it can do.
+"""One play of all ranks in the order of time; each takes the most urgent thing that it can do.
 
-It never gets stuck, whatever the urgencies are: of what a rank has room for, enough is kept for the
-chunks that each of its microbatches still has to go through, when those before it are done (the banker's
-algorithm, Dijkstra 1965).
+It never gets stuck: of what a rank has room for, enough is kept for the chunks that each of its
+microbatches still has to go through (the banker's algorithm, Dijkstra 1965).
 """
 
 from heapq import heappop, heappush
@@ -16,10 +15,9 @@ Urgency = list[list[float]]  # of a stage and a microbatch; what has less comes 
 
 
 class Guide(NamedTuple):
-    """What a rank prefers.
+    """What a rank prefers. most: stashes of each stage.
 
-    most: stashes of each stage. overlap: W is begun if no more than this share of it is still to do
-    when the next message arrives.
+    overlap: W is begun if no more than this share of it is left when the next message arrives.
     """
 
     forwards: Urgency
@@ -29,10 +27,7 @@ class Guide(NamedTuple):
 
 
 class ListSchedule:
-    """The state of all ranks while they are played.
-
-    longest: a plan that takes longer is of no use, and is given up where that is seen.
-    """
+    """The state of all ranks while they are played. longest: a longer plan is given up."""
 
     def __init__(self, problem: Problem, guide: Guide, longest: float = inf):
         self.problem = problem
@@ -78,8 +73,8 @@ class ListSchedule:
                 self._run(rank, WEIGHT, stage, microbatch, now)
 
     def _most_urgent(self, rank: int, now: float) -> tuple[int, int, float, bool]:
-        """Return the kind and the stage of what is there, when the next message is, and whether a
-        forward that is there has no room. The stage is -1 if nothing is.
+        """Return the kind and the stage of what is there (-1: none), when the next message is, and
+        whether a forward that is there has no room.
         """
         (forward_urgency, input_urgency, most, _), problem = self.guide, self.problem
         forward_arrivals, input_arrivals = self.arrivals
@@ -152,7 +147,6 @@ class ListSchedule:
         heappush(self.events, (end, rank))
 
     def _send(self, rank: int, kind: int, stage: int, microbatch: int, end: float) -> None:
-        """Tell the next stage, or the I of the last, when it can start."""
         if kind == FORWARD and stage + 1 == self.problem.num_stages:
             self.arrivals[INPUT][stage][microbatch] = end
             return

@@ -1,7 +1,7 @@
 """Make a plan shorter by moving single computations in it: those that its length depends on.
 
 Moves that make it a little longer are taken too, ever fewer (simulated annealing, Kirkpatrick et
-al. 1983): what all ranks do has many orders from which no single move leads down.
+al. 1983): from many orders no single move leads down.
 """
 
 import random
@@ -45,8 +45,9 @@ def _anneal(problem: Problem, plan: TimedOrder, moves: int, warmth: float) -> Ti
 
 
 def critical_path(problem: Problem, plan: TimedOrder) -> list[tuple[int, int]]:
-    """Return (rank, place in its order of F and I) of computations of which each begins when the next
-    one here ends; of a W or a recomputation it is the next F or I's.
+    """Return (rank, place in its F and I) of computations; each begins when the next here ends.
+
+    Of a W or a recomputation it is the next F or I's.
     """
     where: dict[tuple[int, int, int], tuple[int, int, int]] = {}
     for rank, row in enumerate(plan.rows):
@@ -74,7 +75,7 @@ def critical_path(problem: Problem, plan: TimedOrder) -> list[tuple[int, int]]:
 
 
 def _moved(order: Order, path: list[tuple[int, int]], chance: random.Random) -> Order | None:
-    """Return the order of F and I with one of the path moved; None if its stage's others are in the way."""
+    """Return the order with one of the path moved; None if others of its stage are in the way."""
     rank, place = path[int(chance.random() * len(path))]
     row = list(order[rank])
     if place == len(row):

@@ -25,10 +25,7 @@ def is_large(num_stages: int, num_microbatches: int) -> bool:
 
 
 class StageCosts(NamedTuple):
-    """Stages on ranks, and how long they take; times are of one stage and one microbatch.
-
-    message: from a stage to the next, if another rank has it.
-    """
+    """Stages on ranks, and times of one stage and microbatch. message: to another rank's stage."""
 
     rank_of: tuple[int, ...]
     forward: tuple[float, ...]
@@ -58,7 +55,6 @@ def stage_costs(
 
 
 def _of_kinds(forwards: _T, inputs: _T, others: _T) -> tuple[_T, ...]:
-    """Return what each kind has: that of forwards, of backwards for inputs, or of W and AGAIN."""
     by_plain = forwards, inputs, others, inputs, others
     return tuple(by_plain[kind] for kind in PLAIN)
 
@@ -66,8 +62,8 @@ def _of_kinds(forwards: _T, inputs: _T, others: _T) -> tuple[_T, ...]:
 class Problem:
     """A step that is to be ordered.
 
-    limit: stashes of one stage that a rank may hold. late: the share of one that is held between I
-    and W. kept: the share of one, a stage's input, that is held of what is recomputed; None: nothing is.
+    limit: stashes of one stage that a rank may hold.  late: the share of one held between I and W.
+    kept: the share, a stage's input, held of what is recomputed; None: nothing is.
     copy: the time to copy a stash of one stage to host memory, or back; None: nothing is offloaded.
     """
 
@@ -178,11 +174,11 @@ class Problem:
 
     @cached_property
     def rungs(self) -> list[float]:
-        """Return the limits that are searched, up to this one, ascending.
+        """Return the limits that are searched, ascending up to this one: more memory costs no time.
 
-        They don't depend on it: what is found with less memory is found with more, so that more costs no
-        time. Of a tiny step they are all up to what 1F1B holds, and above it those of whole microbatches;
-        these alone of a small one; quarters of what 1F1B holds of larger ones; then that, and twice as much.
+        Of a tiny step they are all up to what 1F1B holds, and above it those of whole microbatches;
+        these alone of a small one; of larger ones quarters of what 1F1B holds, then that, and twice
+        as much.
         """
         one = max(map(len, self.stages))
         usual, every = one * self.where.num_ranks, one * self.num_microbatches
@@ -237,9 +233,9 @@ class Problem:
         """A time that no order takes less than.
 
         A microbatch has its way through all stages. A rank has its work to do, waits for its first
-        forward, and then for its first I with no more forwards than fit; after its last I the way to
-        the first stage is left, and for itself no more W than fit. And each stash is held for its
-        lifespan, unless it is recomputed, which is work.
+        forward, and for its first I with no more forwards than fit; after its last I the way to the
+        first stage is left, and no more W than fit. Each stash is held for its lifespan, unless
+        recomputed, which is work.
         """
         where, m = self.where, self.num_microbatches
         bound = self.first_input[0] + where.input[0] + where.weight[0]
@@ -258,7 +254,7 @@ class Problem:
         return bound
 
     def _until_held(self, stages: list[int], held: float, work: float) -> float:
-        """Return how long a rank takes for what it holds, if as much is recomputed as makes that least.
+        """Return how long a rank takes, with as much recomputed as makes that least.
 
         held: stashes times how long they are held.
         """

@@ -1,9 +1,9 @@
 """Which stashes of an order are recomputed or offloaded to keep a memory limit.
 
-A forward without room drops, of what its rank holds, what has its backward last: with stashes of one size no
-other choice recomputes fewer (Belady 1966). A dropped stash is made again right before its backward, by a
-forward more; a stage's input is kept all the time. Where that is shorter, a stash is offloaded
-instead: it goes to host memory beside its forward and comes back beside its backward.
+A forward without room drops, of what its rank holds, what has its backward last: with stashes of
+one size no other choice recomputes fewer (Belady 1966). A dropped stash is made again right before
+its backward, by a forward more; a stage's input is kept. Where that is shorter, a stash is
+offloaded: to host memory beside its forward, back beside its backward.
 """
 
 from mpitrain.schedules.search.problem import (
@@ -26,15 +26,13 @@ Key = tuple[int, int]  # stage, microbatch
 def recomputed(problem: Problem, order: Order) -> Order | None:
     """Return an order with what has to be recomputed within the limit; None: it doesn't fit even so.
 
-    order: of whole stashes. Where W isn't in it, I ends a stash: W then goes where room is needed.
+    order: of whole stashes. Where W isn't in it, I ends a stash: W goes where room is needed.
     """
     rows = [_Row(problem, row) for row in order]
     return [row.result for row in rows] if all(row.fits for row in rows) else None
 
 
 class _Row:
-    """One rank's order, and what it holds."""
-
     def __init__(self, problem: Problem, order: list[tuple[int, int, int]]):
         self.problem = problem
         self.held = 0.0

@@ -73,9 +73,7 @@ class TimedOrder(NamedTuple):
 
 
 def order_of(rows: Rows, *, split: bool = True) -> Order:
-    """Return the order of a table's rows. A whole B is an I and its W, also in a pair; it stays one if
-    `split` is false.
-    """
+    """Return the order of a table's rows; if `split`, a whole B, also in a pair, is I and W."""
     kinds: dict[str, tuple[int, ...]] = {kind: (KINDS.index(kind),) for kind in "FIWBR"}
     kinds |= {PAIR.kind: (), OFFLOAD: ()}
     if split:
@@ -117,8 +115,8 @@ class OrderedPlay:
     """Plays ranks in a given order, each computation as early as possible.
 
     overlap: W isn't in the order, and goes where a rank waits or has no room; it is begun if no more
-    than this share of it is still to do when the message arrives. None: W is in the order.
-    longest: a plan that takes longer is of no use, and is given up where that is seen.
+    than this share of it is left when the message arrives. None: W is in the order.
+    longest: a plan that takes longer is given up where that is seen.
     """
 
     def __init__(self, problem: Problem, order: Order, overlap: float | None = None, longest: float = inf):
@@ -154,7 +152,7 @@ class OrderedPlay:
         return TimedOrder(self.rows) if self.num_done == len(ranks) else None
 
     def _run(self, rank: int) -> Iterator[None]:
-        """Run a rank, with a stop wherever it waits for a message; end early where there is no room."""
+        """Run a rank; stop where it waits for a message; end early where there is no room."""
         problem, row, late, waits = self.problem, self.rows[rank], self.late[rank], self.waits
         steps, weights, begun, longest = self.steps, problem.costs[WEIGHT], self.begun, self.longest
         now, left, held, num_late = 0.0, problem.work[rank], 0.0, 0
@@ -195,7 +193,6 @@ class OrderedPlay:
         self.num_done += 1
 
     def _run_weights(self, rank: int, now: float, late: Sequence[tuple[int, int]]) -> None:
-        """Run what is left of W."""
         for stage, m in late:
             end = now + self.problem.costs[WEIGHT][stage]
             self.rows[rank].append((WEIGHT, stage, m, now, end))
