@@ -30,15 +30,11 @@ Steps = Iterator[Ready]
 # poll this long, then sleep between polls: with more ranks than cores the others need the core
 SPIN_S = 0.0002
 NAP_S = 0.00005
-# between two looks: far more than hundreds of ranks on a few cores wait for their turn
-STOOD_STILL_S = 5.0
+STOOD_STILL_S = 5.0  # between two looks: hundreds of ranks on a few cores wait far less
 BLAME_S = 0.001  # who is waited for is asked so often; shorter waits are nobody's
 NOTE_S = 0.25  # a wait of this length is noted for those who watch, and noted anew every so often
-# ranks a core from which those that wait would leave little of it to others: naps grow with the
-# wait
-CROWD = 8
-# of the time waited so far, and at most
-CROWDED_NAPS = 0.25
+CROWD = 8  # ranks a core from which naps grow with the wait: others need the core
+CROWDED_NAPS = 0.25  # of the time waited so far, and at most
 LONGEST_NAP_S = 0.1
 
 

@@ -63,8 +63,7 @@ class Action(NamedTuple):
     """
 
     kind: str
-    # None for the kinds of PLAIN alone, whose index and stage nobody asks for: all else counts on numbers.
-    # `index` hides the method of tuples, which nobody calls.
+    # None for PLAIN kinds alone, whose index and stage nobody asks for. `index` hides tuples' method.
     index: int = None  # type: ignore[assignment]  # see above
     stage: int = None  # type: ignore[assignment]  # see above
     part: int | None = None

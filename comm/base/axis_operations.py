@@ -19,9 +19,7 @@ from typing import NamedTuple
 HEADER = 4096  # bytes of a window; the two counters lie on cache lines of their own
 SLOT = 1 << 20  # bytes of one of its two slots
 WINDOW = HEADER + 2 * SLOT  # bytes of a rank
-# bytes from which the window beats messages between ranks of one node: see
-# benchmarks/collectives.py
-AUTO_SHARED = 1 << 15
+AUTO_SHARED = 1 << 15  # bytes from which the window beats messages: benchmarks/collectives.py
 # of which each node sends a part only
 SUMS_AND_GATHERS = frozenset({"all_reduce", "reduce_scatter", "all_gather", "reduce"})
 # by transport `shared`; the others are messages there

@@ -15,12 +15,10 @@ from mpitrain.comm.base.wire import ROOM
 from mpitrain.errors import DtypeError
 
 BLOCK = 1 << 16  # elements summed at a time: 256 KiB of fp32 stay in the L2 cache over all parts
-# the same on a device, where each costs launches: 64 MiB of fp32, for the sum and each level of
-# pairs
+# on a device, where each costs launches: 64 MiB of fp32, for the sum and each level of pairs
 DEVICE_BLOCK = 1 << 24
 
-# of a buffer
-ALL = slice(None)
+ALL = slice(None)  # of a buffer
 NOTHING = slice(0, 0)
 
 Array = Any  # a numpy array or a torch tensor

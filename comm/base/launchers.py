@@ -39,8 +39,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 OPEN_MPI = "Open MPI's mpirun"
-# of srun; above are the numbers of batch scripts, of salloc's shell, of ssh
-# (SLURM_MAX_NORMAL_STEP_ID)
+# of srun (SLURM_MAX_NORMAL_STEP_ID); above: batch scripts, salloc's shell, ssh
 LAST_STEP = 4_294_967_280
 # other ways to it than PMI_FD
 PMI_SERVERS = ("PMI_PORT", "PMI_CONTROL_PORT", "PMI_CONTROL_FD", "PALS_APID")
@@ -169,8 +168,7 @@ LAUNCHERS = (
 RANKS = tuple(launcher.rank for launcher in LAUNCHERS)
 SIZES = tuple(name for launcher in LAUNCHERS for name in launcher.sizes)
 STARTERS = {name for launcher in LAUNCHERS for name in launcher.starters}
-# Below these nobody is a rank of Slurm's or Flux's, whatever it inherited: it came by ssh, or is
-# the script of a batch job.
+# below these nobody is a rank of Slurm's or Flux's: it came by ssh, or is a batch job's script
 NO_STARTER = re.compile("(sshd|flux-broker).*")
 NO_STEP = re.compile(r"slurmstepd: \[\S+\.(batch|extern|interactive)\].*")
 

@@ -39,8 +39,7 @@ ROUNDS = 2  # of a sum that are under way
 ALIGNED = 64  # bytes: where arrays begin in memory that several share
 ROOM = 4 * ROUND  # bytes of rounds that are under way on an axis, or those of one sum
 WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
-# bytes up to which an all-reduce of `messages` gathers everything everywhere: one phase of
-# log2(size) messages
+# bytes up to which an all-reduce of `messages` gathers all everywhere: one phase, log2(size) messages
 SMALL = 1 << 13
 
 

@@ -24,8 +24,7 @@ from mpitrain.errors import MeshError, on_all_ranks
 
 # MPI 4.1, section 11.4.3; kinds of devices: "Memory Allocation Kinds" 1.0, its side document
 KEY = "mpi_memory_alloc_kinds"
-# Open MPI's and MPICH's questions, and the number of MPICH's MPIX_GPU_query_support, which some
-# have alone
+# Open MPI's and MPICH's questions; the number for MPIX_GPU_query_support, which some have alone
 QUERIES = {
     "cuda": (("MPIX_Query_cuda_support",), 0),
     "rocm": (("MPIX_Query_rocm_support", "MPIX_Query_hip_support"), 2),

@@ -84,8 +84,7 @@ def staged(
         if len(x)
     ]
     back = [(host, x) for x, host in zip(writes, outside)]
-    # What is queued by now may still use what is written; the copies back may come on another
-    # stream.
+    # what is queued by now may still use what is written; the copies back may be on another stream
     before = [Written(x) for x in writes[:1]]
     return chain(_carried(needed), operation(*inside, *outside), before, _carried(back))
 

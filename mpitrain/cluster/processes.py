@@ -49,10 +49,9 @@ def peer_of(connection: socket.socket) -> Peer:
 
 def condition(pid: int) -> str:
     """Return the letter of a process's state; "" if there is no such process."""
-    try:
+    with suppress(OSError, IndexError):
         return stat_of(pid).fields[0]
-    except (OSError, IndexError):
-        return ""
+    return ""
 
 
 def has_ended(pid: int) -> bool:
@@ -62,11 +61,10 @@ def has_ended(pid: int) -> bool:
 
 def end_of(pid: int) -> int | None:
     """Return the wait status of a process that is ending or has ended; None of another, or one forgotten."""
-    try:
+    with suppress(OSError, IndexError):
         fields = stat_of(pid).fields
         return int(fields[49]) if int(fields[6]) & EXITING else None
-    except (OSError, IndexError):
-        return None
+    return None
 
 
 def in_words(status: int) -> str:
@@ -74,10 +72,9 @@ def in_words(status: int) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exit code {code}"
-    try:
+    with suppress(ValueError):
         return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
+    return f"signal {-code}"
 
 
 def condition_of(pid: int, otherwise: str) -> str:
@@ -102,19 +99,17 @@ def stat_of(pid: int | str, thread: int | None = None) -> ProcessStat:
 
 def name_of(pid: int) -> str:
     """Return the name of a process; "" if there is no such process."""
-    try:
+    with suppress(OSError):
         return stat_of(pid).name
-    except OSError:
-        return ""
+    return ""
 
 
 def held_in(pid: int) -> str:
     """Return the function of the kernel that a process waits in; "" if it is in none, or that isn't shown."""
-    try:
+    with suppress(OSError):
         kernel_function = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
-        return ""
-    return "" if kernel_function == "0" else kernel_function
+        return "" if kernel_function == "0" else kernel_function
+    return ""
 
 
 def used(pid: int) -> tuple[int, float]:

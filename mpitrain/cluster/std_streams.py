@@ -4,6 +4,7 @@ import io
 import os
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -59,16 +60,13 @@ def terminal_of(pid: int, number: int) -> str | None:
 
 def _columns_of(path: str) -> int:
     """Return the columns of a terminal; 0 if it can't be asked."""
-    try:
+    with suppress(OSError):
         terminal = os.open(path, os.O_RDONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return 0
-    try:
-        return os.get_terminal_size(terminal).columns
-    except OSError:
-        return 0
-    finally:
-        os.close(terminal)
+        try:
+            return os.get_terminal_size(terminal).columns
+        finally:
+            os.close(terminal)
+    return 0
 
 
 def settle() -> None:

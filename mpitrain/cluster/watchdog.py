@@ -162,8 +162,7 @@ class Watchdog:
                 elif descriptor == self.launcher.descriptor:
                     self._lose_launcher()
                 elif descriptor in self.nodes.links:
-                    for node, message in self.nodes.hear(descriptor) or ():  # None: closed, and forgotten
-                        self._take(node, message)
+                    self._hear_node(descriptor)
                 elif descriptor in connections.lives:
                     self._lose(connections.lives[descriptor])
                 elif descriptor in connections.connected and not self._hear(
@@ -453,6 +452,10 @@ class Watchdog:
             return
         self.nodes.broadcast({"say": "where" if self.nodes.is_hub else "trouble"})
         self._enter(WatchdogPhase.ASKING, ASK_S + (0.0 if self.nodes.is_hub else ELSEWHERE_S))
+
+    def _hear_node(self, descriptor: int) -> None:
+        for node, message in self.nodes.hear(descriptor) or ():  # None: closed, and forgotten
+            self._take(node, message)
 
     def _take(self, node: int, message: dict[str, Any]) -> None:
         said = message["say"]

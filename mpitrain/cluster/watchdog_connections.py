@@ -10,6 +10,7 @@ import os
 import select
 import socket
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from mpitrain.cluster.activity import Activity
@@ -41,10 +42,8 @@ class ConnectedRank:
         return where.state in AT_WORK and self.activity.idle_s(where, now) > where.limit_s
 
     def send(self, message: bytes) -> None:
-        try:
+        with suppress(OSError):  # gone already
             self.connection.send(message)
-        except OSError:
-            return  # gone already
 
     def receive(self) -> tuple[bytes, list[int], bool] | None:
         """Return a message, its descriptors, and whether all of these came; None: there is no message."""

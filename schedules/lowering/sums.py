@@ -22,8 +22,7 @@ from mpitrain.errors import ScheduleError
 from mpitrain.schedules.actions import COMPUTE, OF_GRADIENTS, PAIR, REDUCE, SENDS, SUM, Action
 from mpitrain.schedules.lowering.reductions import Reduction
 
-# the axis of buckets with the same weights on first and last stage; those of a rank are added to
-# its first one
+# of buckets with the same weights on first and last stage; a rank's are added to its first one
 TIED = "tied"
 MIRROR = "mirror"  # the axis of a stage and the same stage of the other copy
 

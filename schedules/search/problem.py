@@ -12,8 +12,7 @@ ROUNDING = 1e-9  # sums of floats that differ by less are equal
 TINY, SMALL, MIDDLE = 200, 600, 3000  # operations of steps that are searched under ever fewer limits
 LARGE = 50_000  # operations from which a play takes half a second and more
 # kinds of computations: a whole backward is I and W in one; a forward that keeps its input alone is
-# DROPPED, and AGAIN before its backward; one whose stash goes to host memory is SENT, and its I or
-# whole backward FETCHED or FETCHED_WHOLE
+# DROPPED, and AGAIN before its backward; of an offloaded stash they are SENT, FETCHED, FETCHED_WHOLE
 FORWARD, INPUT, WEIGHT, WHOLE, AGAIN, DROPPED, SENT, FETCHED, FETCHED_WHOLE = range(9)
 # what each is without that
 PLAIN = FORWARD, INPUT, WEIGHT, WHOLE, AGAIN, FORWARD, FORWARD, INPUT, WHOLE
