@@ -1,7 +1,7 @@
 """Point-to-point messages between the stages of pipeline parallelism.
 
 Every message has a tag of its own: (kind, stage, microbatch). Schedules consume messages in another
-order than they were sent (all V-shaped ones do), so the order of posting must never decide.
+order than they were sent (all V-shaped ones do): the order of posting must not decide which it is.
 """
 
 from functools import partial

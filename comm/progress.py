@@ -147,9 +147,9 @@ class Pending:
 
 
 class Progress:
-    """All operations in flight on this rank. `timeout_s` None waits for ever.
+    """All operations in flight on this rank. Times are those of the accounts' clocks.
 
-    place: notes waits that last.  rank: this one, of the world.
+    timeout_s: None waits for ever.  place: notes waits that last.  rank: this one, of the world.
     num_neighbours: ranks on this node, which have `num_cores` cores for them all.
     """
 

@@ -9,9 +9,8 @@
                                    if buffers can be large enough
 
 An axis of one rank needs nothing, and may be given any operation. To make a communicator or a
-window
-is collective and blocks: within a step one rank would wait there, another for its message. So it is
-said before, alike on all ranks, what an axis is for.
+window is collective and blocks: within a step one rank would wait there, another for its message.
+So it is said before, alike on all ranks, what an axis is for.
 """
 
 from typing import NamedTuple

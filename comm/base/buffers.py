@@ -174,8 +174,7 @@ class ScratchTurn:
     """Whether an operation may take scratch memory: those before it are over, or leave room.
 
     Turns are in the order in which operations are started, the same on all ranks of an axis. So no
-    rank
-    waits for ever: what is foremost here needs nothing of those after it.
+    rank waits for ever: what is foremost here needs nothing of those after it.
     """
 
     def __init__(self, num_bytes: int, before: list["ScratchTurn"], room: int):

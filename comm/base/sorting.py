@@ -2,8 +2,7 @@
 
 A round begins when the one before last is over, of whichever operation: the memory doesn't grow
 with buffers or operations. Turns are taken when an operation is started, in the same order on all
-ranks
-of an axis: no rank waits for ever.
+ranks of an axis: no rank waits for ever.
 """
 
 import numpy as np

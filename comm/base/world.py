@@ -210,9 +210,9 @@ class World:
             return self.node.allgather(mine)
 
     def beat(self) -> bool:
-        """Tell the others, within on_first_rank(), that rank 0 still works, once a second.
+        """Tell the others, within on_first_rank(), that rank 0 still works.
 
-        Return whether one was asked to leave.
+        Return whether one was asked to leave; seen once a second.
         """
         if self._manager:
             return self._manager.still_works()
@@ -408,11 +408,10 @@ def _called(name: str) -> Iterator[None]:
 def start() -> None:
     """Call MPI_Init_thread, unless that was done.
 
-    By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched.
-    Where this process has the variables of a rank, and is none, they are removed: MPI would look
-    for a server that isn't there. Where a container forbids processes to read each other's memory,
-    MPICH is
-    set not to: its first large message would fail.
+    By ctypes: mpi4py holds Python's lock meanwhile, and no limit could be watched. Where this
+    process has the variables of a rank, and is none, they are removed: MPI would look for a server
+    that isn't there. Where a container forbids processes to read each other's memory, MPICH is set
+    not to: its first large message would fail.
     """
     if is_finalized():
         raise LibraryError(

@@ -1,4 +1,4 @@
-"""Have a child process hand device buffers to MPI: the child crashes, hangs, or gets wrong bytes.
+"""Have a child process hand device buffers to MPI: if MPI can't take them, the child crashes.
 
 It is an MPI process of its own, alone in its world, with the same libraries and settings, and sends
 to itself. comm/ doesn't know a device's memory: the child is given the name of a function, and its

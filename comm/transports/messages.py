@@ -1,4 +1,4 @@
-"""Transport `messages`: our own Isend and Irecv, for host buffers, and device buffers if MPI can.
+"""Transport `messages`: our own Isend and Irecv; under a CUDA-aware MPI for device buffers, too.
 
 Every operation has its own tag, taken when it is called, so operations overtake one another freely.
 Large buffers go pairwise, small ones in log2(size) rounds (Bruck et al. 1997, for all-gather),
@@ -24,7 +24,10 @@ SumRound = tuple[list[Posted], list[Array], Array, np.ndarray | None]
 
 
 def send(axis: TransportAxis, x: Array, rank: int, tag: int, *, synchronous: bool = False) -> list[Posted]:
-    """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes. MPI owns it."""
+    """Start sending the flat array `x`, in pieces of at most wire.LIMIT bytes.
+
+    MPI owns `x` until the requests are complete.
+    """
     post = axis.comm.Issend if synchronous else axis.comm.Isend
     data = raw(x)
     requests = [post([data[piece], MPI.BYTE], rank, tag) for piece in pieces(len(data))]

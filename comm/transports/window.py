@@ -22,8 +22,7 @@ class Budget:
     """What a rank may take of its node's shared memory: its part of half of what is free now.
 
     Construction is collective over `node`. A page is taken at the first write, and where none is
-    left,
-    that is SIGBUS: so all is counted before. The other half is for MPI, and for other jobs.
+    left, that is SIGBUS: so all is counted before. The other half is for MPI, and for other jobs.
     """
 
     def __init__(self, node: MPI.Comm):

@@ -81,9 +81,9 @@ def with_residency(program: list[Action], residency: Residency) -> list[Action]:
     """Put GATHER and RELEASE into one rank's program, whose parts stand where they shall be.
 
     What a part was the last to need is dropped right after it, unless it is gathered again at once.
-    Then
-    the sends leave, as other ranks wait for them, and then the next part's buckets are gathered:
-    before a receive, a reduction or a W that may stand between, so that they travel meanwhile.
+    Then the sends leave, as other ranks wait for them, and then the next part's buckets are
+    gathered: before a receive, a reduction or a W that may stand between, so that they travel
+    meanwhile.
     """
     windows = iter([*residency.windows(program), []])
     held = next(windows)

@@ -10,7 +10,8 @@ from mpitrain.schedules.proof.rules import Flaw
 def no_deadlock(needs: Needs, *, blocking_sends: bool = False) -> None:
     """Play all ranks to their end. Raises a Flaw that names each rank of a cycle of waits.
 
-    Programs that obey the other rules wait for the other end of a message, or of a sum, alone.
+    The programs must obey the other rules: a rank then only ever waits for the other end of a
+    message, or of a sum.
     """
     cursors = play(needs, blocking_sends=blocking_sends)
     stuck = [rank for rank, program in enumerate(needs.programs) if cursors[rank] < len(program)]
