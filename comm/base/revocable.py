@@ -11,6 +11,7 @@ import threading
 from typing import cast
 
 from mpitrain.comm.base.mpi import MPI
+from mpitrain.errors import MeshError
 
 LOOK_S = 0.5
 
@@ -25,8 +26,14 @@ class RevokedTogether:
         self._is_revoked_here = threading.Event()
 
     def watch(self) -> None:
-        """Have a thread revoke the rest once another rank has revoked the first, until this one does."""
-        threading.Thread(target=self._watch, name="mpitrain-revoke", daemon=True).start()
+        """Have a thread revoke the rest once another rank has revoked the first, until this one does.
+
+        Raises MeshError if no thread can be started.
+        """
+        try:
+            threading.Thread(target=self._watch, name="mpitrain-revoke", daemon=True).start()
+        except RuntimeError:
+            raise MeshError("spare ranks: no thread can be started to see deaths; raise ulimit -u") from None
 
     def add(self, comm: "RevocableComm") -> None:
         with self._lock:

@@ -97,7 +97,10 @@ def _next_part(child: subprocess.Popen[bytes], limits: Limits) -> bytes | None:
 def _in_time(child: subprocess.Popen[bytes], limits: Limits) -> Iterator[None]:
     """Kill a child that the block waits for too long: one that computes nothing meets no other limit."""
     timer = threading.Timer(WAIT * limits.cpu_s, child.kill)
-    timer.start()
+    try:
+        timer.start()
+    except (RuntimeError, MemoryError):
+        raise LimitedError("no thread can be started that limits its time (ulimit -u)") from None
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 
 import byte_level_bpe
 import numpy as np
@@ -398,6 +399,17 @@ def test_a_child_that_computes_nothing_is_not_waited_for(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(LimitedError, match="takes more than 1 s of a core, or 6 s for a part"):
+        list(parts("asleep", b"", Limits(memory=1 << 31, cpu_s=1)))
+
+
+def test_a_child_whose_time_nothing_can_limit_is_not_asked(monkeypatch):
+    """A process that may have no more threads has no clock for it."""
+
+    def refuse(timer):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Timer, "start", refuse)
+    with pytest.raises(LimitedError, match=r"no thread can be started .* \(ulimit -u\)"):
         list(parts("asleep", b"", Limits(memory=1 << 31, cpu_s=1)))
 
 
