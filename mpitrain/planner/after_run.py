@@ -198,4 +198,4 @@ def _difference(predicted: Mapping[str, float], measured: Mapping[str, float]) -
     term = max(more, key=lambda name: abs(more[name]))
     took = sum(measured.values()) / sum(predicted.values())
     what = "computing" if term == "computing" else f"waiting for {term}"
-    return f"; measured / predicted {took:.2f}, most of all {what}: {1e3 * more[term]:+,.1f} ms"
+    return f"; measured / predicted {took:.2f}, largest difference: {what} {1e3 * more[term]:+,.1f} ms"
