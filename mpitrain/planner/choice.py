@@ -45,6 +45,25 @@ GUESSED = "what its copies to the host and back, and an update there, take is a 
 OFFLOADED = 'nothing as fast fits without memory.offload = "optimizer"'
 
 
+class Preference(NamedTuple):
+    """What decides between layouts that are as fast, the first most; less is better.
+
+    between_nodes: axes of single layers whose ranks are on several nodes.
+    """
+
+    is_nearly_full: bool
+    between_nodes: int
+    complexity: int
+
+    def drawback(self, preferred: "Preference") -> str:
+        """Say why another one comes first."""
+        if self.is_nearly_full > preferred.is_nearly_full:
+            return "its memory is nearly full"
+        if self.between_nodes > preferred.between_nodes:
+            return "more of its axes are between nodes"
+        return "it adds axes or options"
+
+
 class RunnableLayout(NamedTuple):
     """A layout that a run can have.
 
@@ -61,6 +80,12 @@ class RunnableLayout(NamedTuple):
     def expected(self, rates: MachineRates) -> Candidate:
         """Return the layout with the seconds that a machine's steps take in the median."""
         return self.candidate._replace(found=self.candidate.found.times(rates.spread.middle))
+
+    def preference(self, rates: MachineRates, limit: float) -> Preference:
+        """Return by what it is chosen among layouts that are as fast. limit: bytes of a rank."""
+        groups = groups_of(self.candidate.layout, rates)
+        far = sum(groups[axis].nodes > 1 for axis in ("tp", "cp", "etp", "ep"))
+        return Preference(self.held > FULL * limit, far, self.candidate.complexity)
 
 
 @dataclass(frozen=True)
@@ -253,12 +278,10 @@ def _ordered(chosen: list[RunnableLayout], rates: MachineRates, limit: float) ->
     best = min((each.candidate.found.seconds for each in chosen), default=0.0)
 
     def order(each: RunnableLayout) -> tuple[Any, ...]:
-        layout, step = each.candidate.layout, each.candidate.found
-        if step.seconds > (1 + EQUAL) * best:
-            return (True, step.seconds)
-        groups = groups_of(layout, rates)
-        far = sum(groups[axis].nodes > 1 for axis in ("tp", "cp", "etp", "ep"))
-        return (False, each.held > FULL * limit, far, each.candidate.complexity, step.seconds)
+        seconds = each.candidate.found.seconds
+        if seconds > (1 + EQUAL) * best:
+            return (True, seconds)
+        return (False, *each.preference(rates, limit), seconds)
 
     return sorted(chosen, key=order)
 

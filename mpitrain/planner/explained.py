@@ -26,14 +26,15 @@ def terms_of(found: Prediction) -> dict[str, float]:
     return {**terms, "stragglers": max(0.0, found.seconds - sum(terms.values()))}
 
 
-def why_lost(best: Candidate, other: Candidate) -> str:
-    """Say what a layout pays more for than the best one, the largest first."""
+def why_lost(best: Candidate, other: Candidate, drawback: str) -> str:
+    """Say what a layout pays more for than the best one, most of all. drawback: of one that is faster."""
     mine, theirs = terms_of(best.found), terms_of(other.found)
     more = {name: theirs.get(name, 0.0) - mine.get(name, 0.0) for name in TERMS}
     name = max(more, key=more.__getitem__)
     lost = other.found.seconds / best.found.seconds - 1
     if lost <= 0:
-        return f"{100 * abs(lost):.1f} % faster, which doesn't outweigh the axes and options that it adds"
+        faster = f"{-100 * lost:.1f} % faster" if lost <= -5e-4 else "as fast"
+        return f"{faster}, but {drawback}"
     if lost < 5e-4:
         return "as fast (+0.0 %)"
     if more[name] <= 0:

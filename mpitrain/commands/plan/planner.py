@@ -24,7 +24,7 @@ from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.step import hfu, mfu
-from mpitrain.planner.choice import FULL, PlannedLayouts, RunnableLayout, choose_layouts, few_digits, named
+from mpitrain.planner.choice import PlannedLayouts, RunnableLayout, choose_layouts, few_digits, named
 from mpitrain.planner.explained import balance, binding, rules, terms_of, why_lost
 from mpitrain.planner.goodput import (
     NODE_HOURS,
@@ -279,10 +279,7 @@ class PlanAnswer(PlannedLayouts):
             "",
             self._terms(),
             *self._load(),
-            *(
-                f"{number}. {why_lost(best, each.expected(self.rates))}"
-                for number, each in enumerate(self.chosen[1:], start=2)
-            ),
+            *(f"{number}. {self._why_lost(each)}" for number, each in enumerate(self.chosen[1:], start=2)),
             *self._rules(),
             *(f"advice: {line}" for line in self._advice()),
         ]
@@ -299,6 +296,10 @@ class PlanAnswer(PlannedLayouts):
             lines += ["", f"the step of layout 1 is written to {shown(self.asked.timeline)}"]
         return "\n".join(lines)
 
+    def _why_lost(self, each: RunnableLayout) -> str:
+        first, its = (of.preference(self.rates, self.limit) for of in (self.chosen[0], each))
+        return why_lost(self.best, each.expected(self.rates), its.drawback(first))
+
     def _line(self, number: int, each: RunnableLayout) -> str:
         layout, step, _ = each.expected(self.rates)
         low, high = self.between(each)
@@ -306,7 +307,7 @@ class PlanAnswer(PlannedLayouts):
         least, most = (100 * mfu(self.model, layout, self.rates, bound) for bound in (high, low))
         held = each.held / 1e9
         memory = f"{held:.1f}" if held >= 1 else f"{held:.2g}"
-        full = "  nearly full" if each.held > FULL * self.limit else ""
+        full = "  nearly full" if each.preference(self.rates, self.limit).is_nearly_full else ""
         return (
             f"{number:>2}.{step.seconds:>9.3g}  {low:>5.3g}-{high:<6.3g}{used[0]:>6.1f}  "
             f"{least:>3.0f}-{most:<3.0f}{used[1]:>6.1f} {memory:>7}   {layout.describe()}{full}"

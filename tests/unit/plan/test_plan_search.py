@@ -29,6 +29,7 @@ from mpitrain.plan.predict.step_time.step_model import step_model, works_of
 from mpitrain.plan.settings.resolve import resolve
 from mpitrain.plan.settings.rule_table import can_regather
 from mpitrain.planner.candidates import candidates
+from mpitrain.planner.choice import Preference
 from mpitrain.planner.explained import why_lost
 from mpitrain.planner.goodput import goodput, save_times
 from mpitrain.planner.search import search
@@ -92,7 +93,20 @@ def test_a_small_model_needs_nothing_but_dp():
     best = next(found.ranked)
     of_it = best.layout
     assert (of_it.tp, of_it.pp, of_it.cp, of_it.dp, of_it.zero) == (1, 1, 1, 8, 1)
-    assert why_lost(best, best).startswith("0.0 % faster")
+    assert why_lost(best, best, "it is the same") == "as fast, but it is the same"
+
+
+@pytest.mark.parametrize(
+    ("one", "words"),
+    [
+        (Preference(True, 0, 1), "its memory is nearly full"),
+        (Preference(False, 2, 1), "more of its axes are between nodes"),
+        (Preference(False, 1, 3), "it adds axes or options"),
+    ],
+)
+def test_what_a_faster_layout_is_left_behind_for_is_said(one, words):
+    preferred = Preference(False, 1, 2)
+    assert one > preferred and one.drawback(preferred) == words
 
 
 @pytest.mark.few_cases(2)
