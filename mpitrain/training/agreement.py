@@ -1,7 +1,4 @@
-"""One configuration on all ranks.
-
-Read on each, compared on all; and the time that they have, which one of them knows.
-"""
+"""One configuration on all ranks: read on each, compared on all; and the time that the job has."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,10 +28,7 @@ def loaded(read: LoadedConfig | InputError) -> LoadedConfig:
 
 
 def require_same_configuration(world: World, config: Config) -> None:
-    """Raise MeshError, with the first key that differs, unless all ranks have read the same.
-
-    Collective over all ranks.
-    """
+    """Raise MeshError with the first key that differs, if one does. Collective over all ranks."""
     if len(set(world.all_gather("comparing the configuration", settings.digest(config)))) > 1:
         world.require_same({key: repr(value) for key, value in settings.flatten(config).items()})
 
@@ -55,10 +49,7 @@ def require_time(config: Config) -> None:
 
 
 def still_working(what: str, world: World, guard: Guard) -> None:
-    """Tell the watchdog and the other ranks that this one, the first, still works.
-
-    Raises StoppedEarly if one of them was asked to leave.
-    """
+    """Report that rank 0 still works. Raises StoppedEarly if a rank was asked to leave."""
     place = guard.place
     place.enter(place.phase, what, BUSY)
     another = "another rank was asked to leave" if world.beat() else ""
@@ -67,12 +58,7 @@ def still_working(what: str, world: World, guard: Guard) -> None:
 
 
 def watch_time(config: Config, guard: Guard, note: Callable[[str], object]) -> None:
-    """Have this rank leave before the time of this job is over.
-
-    One rank calls it: it asks the scheduler.
-
-    note: see end_of_allocation.
-    """
+    """Have the one rank that asks the scheduler leave in time. note: see end_of_allocation."""
     guard.place.enter("start", "asking the scheduler for the end of this job", BUSY)
     with suppress(ConfigError):  # require_time() raises it, on all ranks
         guard.watch(allotted(end_of_allocation(config.run.time_limit, note=note), config.run.time_margin_s))

@@ -1,7 +1,4 @@
-"""A step before the first one, which changes nothing.
-
-What it compiles (`run.compile`) is in no step's time, and takes nobody's limit.
-"""
+"""A step before the first, which changes nothing: no step's time and limit has what it compiles."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -70,8 +70,8 @@ class PreparedCorpus:
     """The tokens in a run directory, by a configuration.
 
     order: name of the permutation.
-    copies: documents that are left out of training, as find_copies() has them.
-    packs: of blocks of packed documents, by text, as find() has them; None: not looked for.
+    copies: documents that are left out of training.
+    packs: of blocks of packed documents, by text; None: not looked for.
     each: called before each block that is planned, which takes long where there are many.
     """
 
@@ -143,10 +143,7 @@ class PreparedCorpus:
         return f"{corpus.content} {self._config.data.sequence} {BLOCK}"
 
     def keep(self) -> None:
-        """Keep beside the tokens what the next start needn't find out: verified files, copies, packs.
-
-        One rank calls it, once nothing can be refused any more.
-        """
+        """Note verified files, copies, packs for the next start. On one rank, after all checks."""
         corpus = describe(self._folder)
         note_intact(self._folder, corpus)
         if self._found:
@@ -161,13 +158,8 @@ class PreparedCorpus:
         data = self._config.data
         seed = self._config.run.seed
         tally = corpus.tally
-        made = partial(
-            Corpora,
-            digest=corpus.content,
-            order=self._order,
-            separate=data.separates,
-            by_documents=bool(ends.size),
-        )
+        alike = dict(order=self._order, separate=data.separates, by_documents=bool(ends.size))
+        made = partial(Corpora, digest=corpus.content, **alike)
         whole = self._split(ends, corpus)
         parts = without(whole, ends, self.copies, data.sequence)
         converse = [SOURCES.find(kind).converse is not None for kind in data.kinds]
@@ -202,7 +194,7 @@ class PreparedCorpus:
             validation = sampler_of(parts.validation, all(converse), None)
         how = parts.description + self._left_out([*samplers, *of_sources.values()])
         train = self._skipping(MixtureSampler(samplers, mixture))
-        by_name = _named(data.sources, of_sources if self._config.run.eval_sources else {})
+        by_name = _named(data.sources, of_sources) if self._config.run.eval_sources else {}
         return made(train, validation, by_name, validation_description=how)
 
     def _sampler(
@@ -220,15 +212,15 @@ class PreparedCorpus:
         if data.separates:
             known = ends if ends.size else self._vocabulary.older_end_of_text
         text = Text(tokens, stretches, known, unscored)
-        if data.documents == "packed":
-            which = xxhash.xxh3_64(np.ascontiguousarray(stretches), seed=int(whole))
-            which.update(str(seed).encode())
-            key = which.intdigest() >> 1
-            counts = self._packs().get(key)
-            sampler = PackedSampler(text, data.sequence, seed, self._order, whole, counts, self._each)
-            self._packs()[key] = sampler.counts
-            return sampler
-        return Sampler(text, data.sequence, seed, self._order)
+        if data.documents != "packed":
+            return Sampler(text, data.sequence, seed, self._order)
+        which = xxhash.xxh3_64(np.ascontiguousarray(stretches), seed=int(whole))
+        which.update(str(seed).encode())
+        key = which.intdigest() >> 1
+        counts = self._packs().get(key)
+        sampler = PackedSampler(text, data.sequence, seed, self._order, whole, counts, self._each)
+        self._packs()[key] = sampler.counts
+        return sampler
 
     def _skipping(self, sampler: SourceSampler | MixtureSampler) -> Samplers:
         skip = self._config.data.skip

@@ -1,14 +1,13 @@
 """When a run leaves before its last step: because a signal asks it to, or because its time is nearly over.
 
-Each rank says at the end of each step, when its gradients are there, how urgent it is for it; the
-totals of the step carry the most urgent of all ranks (actor/step_totals.py), so all leave after the
-same step. The clock counts on rank 0 only.
+The totals of each step carry how urgent it is for the most urgent rank (actor/step_totals.py), so
+all leave after the same step. The clock counts on rank 0 only.
 
     left  | rest of this step | a whole step | a validation | a save, twice its time | run.time_margin_s |
           ^ asked here: if there isn't time for all of that, this step is the last one
 
-Where only the save and the margin are left, the run hurries. Before the first step there is nothing
-to save: cluster/listening_thread.py has those phases leave.
+Where only the save and the margin are left, the run hurries. Before the first step
+cluster/listening_thread.py has ranks leave.
 """
 
 import math
@@ -76,16 +75,11 @@ class Leaving:
         self._began = time.monotonic()
 
     def validated(self, took_s: float) -> None:
-        """Note how long a validation took.
-
-        The longest counts for ever: they can be further apart than the steps that are remembered.
-        """
+        """Note how long a validation took: the longest counts, as they are far apart."""
         self._validation_s = max(self._validation_s, took_s)
 
     def end_step(self, save_s: float) -> None:
-        """Note how long the step took, its validation included and its save not, and how long the
-        last save took until it was committed.
-        """
+        """Note how long the step took with its validation. save_s: the last save, to its commit."""
         self._steps.append(time.monotonic() - self._began)
         self._longest_save_s = max(self._longest_save_s, save_s)
 

@@ -60,23 +60,17 @@ class MetricsLine:
 
 
 def expert_loads(actor: Actor, world: World) -> dict[str, list[float]]:
-    """Return the share that each expert had of the choices of the last step, by block.
-
-    Collective over all ranks: each gives the blocks that it counts.
-    """
-    pieces = (piece for piece in actor.gradients.counted if piece.spec.group == "load")
+    """Return each expert's share of the last step's choices, by block. Collective."""
     mine = {
         piece.spec.name.removeprefix("blocks.").partition(".ffn")[0]: piece.weight.tolist()
-        for piece in pieces
+        for piece in actor.gradients.counted
+        if piece.spec.group == "load"
     }
     return together(world.all_gather("the loads of experts", mine))
 
 
 def together(rank_shares: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Return the loads of all ranks, in the order of the blocks.
-
-    "0", "1", ..., and those that predict further tokens, "mtp.0", ...
-    """
+    """Return the loads of all ranks, in the order of blocks: "0", "1", ..., "mtp.0", ..."""
 
     def place(item: tuple[str, list[float]]) -> tuple[bool, int]:
         further, _, number = item[0].rpartition(".")

@@ -26,9 +26,9 @@ LONGEST_WORD = 20  # characters
 
 
 def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nodes: int) -> str:
-    """Return how to sample from a run that is done, to train it further, and to begin another one like it.
+    """Return how to sample from a run that is done, train it further, and begin another like it.
 
-    They are for the folder that the run was started in: paths are as they were given.
+    Paths are as they were given: for the folder that the run was started in.
     """
     ours = _this_program()
     path = as_argument(run_dir)
@@ -55,10 +55,7 @@ def _as_given(key: str, value: str | list[str]) -> str:
 
 
 def prompt_for(tokenizer: Tokenizer, beginning: list[int], source: str) -> str:
-    """Return a prompt that fits the training data: some of its first words that the tokenizer has tokens for.
-
-    source: data.source; the quickstart corpus is Python.
-    """
+    """Return a prompt that fits the data, some first words; source: data.source."""
     if source == QUICKSTART and _has_tokens(tokenizer, PROMPT):
         return PROMPT
     words = tokenizer.decode(beginning).split()
@@ -95,9 +92,7 @@ def _further(config: Config, run_dir: Path) -> str:
 
 
 def _tokenizer(name: str, run_dir: Path) -> str:
-    """Return the option for a tokenizer that lies outside of the run directory, and is read only if
-    it is given.
-    """
+    """Return the option for a tokenizer outside of the run directory, read only if it is given."""
     if name == "bytes" or Path(os.path.realpath(name)).is_relative_to(os.path.realpath(run_dir)):
         return ""
     return f" --tokenizer {as_argument(name)}"

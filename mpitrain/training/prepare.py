@@ -1,17 +1,13 @@
 """What `mpitrain run` checks before torch is loaded: configuration, model, tokenizer, layout, plan.
 
-run_opening.py then takes the run directory.
-
-So what a user got wrong is refused in a second; to load torch, all ranks of a node at once, takes
-several. Everything is checked before anything of the run is written, and whatever is wrong on one
-rank alone is raised on all.
+So what a user got wrong is refused in a second, before anything of the run is written, and on all
+ranks. run_opening.py then takes the run directory.
 """
 
 import os
 import socket
 import uuid
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from mpitrain.cluster import code_identity
@@ -56,9 +52,8 @@ START_S = 120.0
 
 
 class JoinedRanks(NamedTuple):
-    """All ranks that were started, with one configuration.
+    """All ranks that were started, with one configuration. notes: for the user.
 
-    notes: for the user.
     job: names a job that lives when a rank has died, in the lock of its run directory; "" for others.
     """
 
@@ -85,9 +80,9 @@ def open_run(
 
 
 def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> JoinedRanks:
-    """Start MPI, and read one configuration on all ranks, spares included.
+    """Start MPI, and read one configuration on all ranks, spares included. Collective over them.
 
-    Collective over all ranks. Raises InputError, alike on all ranks.
+    Raises InputError, alike on all ranks.
     """
     guard.place.enter("start", "reading the configuration", BUSY)
     # before MPI starts: its limit (comm.timeout_s) is for that, too
@@ -97,9 +92,7 @@ def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> Jo
     recovery, limit_s = RecoveryTable(), Limit(None).seconds
     if isinstance(read, LoadedConfig):
         recovery, limit_s = read.config.recovery, Limit(read.config.comm.timeout_s).seconds
-        # before MPI starts, which takes some of that time; and no process that uses MPI starts the
-        # scheduler's command
-        if first:
+        if first:  # before MPI: no process that uses it starts the scheduler's command
             watch_time(read.config, guard, notes.append)
     survives = recovery.spares > 0 or (recovery.shrink and is_enabled())
     guard.place.name(guard.place.who, min(limit_s, START_S) if survives else limit_s)
@@ -121,9 +114,8 @@ def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> Jo
 def open_joined(joined: JoinedRanks, guard: Guard, record: RecordRequest | None = None) -> PreparedRun:
     """Check everything that needs no device, take the run directory, and prepare the tokens on rank 0.
 
-    Collective over the ranks of `joined`. Raises InputError, alike on all ranks and before anything of
-    a run is changed, for whatever the user has to change, and StoppedEarly on all ranks when one has to
-    leave before it is done.
+    Collective over the ranks of `joined`. Raises, alike on all ranks, InputError before anything of
+    a run is changed, and StoppedEarly when one has to leave before it is done.
     """
     asked, world, notes, job = joined
     first = world.rank == 0
@@ -161,10 +153,10 @@ def open_joined(joined: JoinedRanks, guard: Guard, record: RecordRequest | None 
 def _resumed(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
     """Return a configuration with the model.init that its run directory records, if that has a step."""
     rundir = RunDir(given.config.run.dir)
-    try:
-        if kind_of(rundir.config) != "a file":
-            return given, []
-    except (OSError, ValueError):  # of a name that can't be is said when the directory is taken
+    recorded = False
+    with suppress(OSError, ValueError):  # a bad name is refused when the directory is taken
+        recorded = kind_of(rundir.config) == "a file"
+    if not recorded:
         return given, []
     from mpitrain.weights.beginning import has_steps, own_first_step, with_origin_of_run
 
@@ -182,33 +174,26 @@ def begun_from_init(asked: LoadedConfig) -> tuple[LoadedConfig, LoadedConfig, li
 
 
 def _require_files(plan: Plan, world: World) -> None:
-    """Refuse a model.init or run.machine that can't be read, and loggers that aren't there.
-
-    Collective over all ranks.
-    """
-    loggers = plan.config.run.logger_names
-    world.on_first_rank("looking at run.loggers", lambda: require_loggers(loggers))
-    world.on_first_rank("looking at run.eval_tasks", lambda: require_tasks(plan.config.run))
-    checkpoints = RunDir(plan.config.run.dir).checkpoints
-    world.on_first_rank("looking at model.init", lambda: _require_init(plan, checkpoints))
-    if plan.config.run.machine:
-        # which the end of a run would find out late
-        world.on_first_rank("reading run.machine", lambda: find_machine(plan.config.run.machine))
+    """Refuse loggers, tasks, a model.init or a run.machine that can't be read. Collective."""
+    run = plan.config.run
+    world.on_first_rank("looking at run.loggers", lambda: require_loggers(run.logger_names))
+    world.on_first_rank("looking at run.eval_tasks", lambda: require_tasks(run))
+    world.on_first_rank("looking at model.init", lambda: _require_init(plan))
+    if run.machine:  # which the end of a run would find out late
+        world.on_first_rank("reading run.machine", lambda: find_machine(run.machine))
 
 
-def _require_init(plan: Plan, checkpoints: Path) -> None:
-    """Raise InputError unless model.init has all weights of the model, before anything is written."""
+def _require_init(plan: Plan) -> None:
+    """Raise InputError unless model.init has all weights of the model."""
     if plan.config.model.init:
         from mpitrain.weights.beginning import has_steps, source_of
 
-        if not has_steps(checkpoints):
+        if not has_steps(RunDir(plan.config.run.dir).checkpoints):
             source_of(plan.config.model.init, plan).close()
 
 
 def _moved_lines(path: str | None, overrides: tuple[str, ...], run_dir: str) -> list[str]:
-    """Say so if the configuration is that of a run directory, which was moved or copied, and names
-    another one.
-    """
+    """Say so if the configuration is of a run directory that was moved, and names another one."""
     here = RunDir(os.path.dirname(path or ""))
     asked = any(override.partition("=")[0].strip() == "run.dir" for override in overrides)
     own = os.path.basename(path or "") == here.config.name and os.path.exists(here.metrics)
@@ -233,10 +218,7 @@ def _checked(read: LoadedConfig | InputError, num_ranks: int) -> LoadedConfig:
 def _plan(
     config: Config, world: World, record: RecordRequest | None, vocabulary: Vocabulary
 ) -> tuple[Plan, dict[str, str]]:
-    """Resolve the configuration and prove its schedule; return also what all ranks need alike.
-
-    It sends nothing.
-    """
+    """Resolve the configuration and prove its schedule; return also what all ranks need alike."""
     if vocabulary.older_end_of_text is None:
         separator(config.data, vocabulary)  # else a run begun before may have one
     plan = plan_for(config, ranks_of(world), vocabulary)
@@ -272,24 +254,20 @@ def tokenizer_or_copy(config: Config) -> Tokenizer:
 
 def _require_staging(path: str) -> None:
     """Raise ConfigError unless shards can be written to this directory of the node first."""
+    host = socket.gethostname()
     if path and not os.path.isdir(path):
-        raise ConfigError(
-            f"run.staging = {path}: no such directory on {socket.gethostname()}; make it on every node, or "
-            "leave it out"
-        )
-    if path and not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"run.staging = {path}: not writable on {socket.gethostname()}; choose another directory, or "
-            "leave it out"
-        )
+        fault, change = f"no such directory on {host}", "make it on every node"
+    elif path and not os.access(path, os.W_OK | os.X_OK):
+        fault, change = f"not writable on {host}", "choose another directory"
+    else:
+        return
+    raise ConfigError(f"run.staging = {path}: {fault}; {change}, or leave it out")
 
 
 def _require_device(plan: Plan, world: World) -> None:
-    """Refuse a device that can't do or hold what is asked, and compilers, before the run directory is made.
+    """Refuse a device or compiler that can't do what is asked, before the run directory is made.
 
-    It needs torch.
-
-    Collective over all ranks.
+    It needs torch. Collective over all ranks.
     """
     config = plan.config
     direct = config.comm.device == "direct"

@@ -23,10 +23,7 @@ HEADER = ("operation", "instruction", "calls", "ms a step", "share")
 
 
 class Profiling:
-    """What run.profile asks for, on all ranks.
-
-    say: takes what is said, on all ranks; rank 0 says it.
-    """
+    """What run.profile asks for, on all ranks. say: takes lines on all ranks; rank 0 says them."""
 
     def __init__(self, actor: Actor, world: World, rundir: RunDir, say: Callable[[str], None]):
         self._request = ProfileRequest.read(actor.config.run.profile)
@@ -120,10 +117,8 @@ def table(ranks: dict[int, RankProfile]) -> str:
     whole_us = sum(cost.self_us for cost in costs.values())
     by_cost = sorted(costs.items(), key=lambda item: item[1].self_us, reverse=True)
     outside = [(operation, cost) for operation, cost in by_cost if operation.name == OUTSIDE]
-    operations = [operation_cost for operation_cost in by_cost if operation_cost not in outside][
-        :MOST_OPERATIONS
-    ]
-    of_ranks = f"rank {next(iter(ranks))}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    operations = [item for item in by_cost if item[0].name != OUTSIDE][:MOST_OPERATIONS]
+    of_ranks = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
     lines = [
         "operations that took longest by themselves, per step and rank (mean of "
         f"{counted(num_steps, 'steps')} of {of_ranks}):",

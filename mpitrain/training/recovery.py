@@ -1,9 +1,8 @@
-"""What a run resumes from: its newest checkpoint, the weights that it begins with, or after a spike an
-earlier checkpoint.
-"""
+"""What a run resumes from: its newest checkpoint, its first weights, or one before a spike."""
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,8 +72,7 @@ class Recovery:
 
         Raises CheckpointError, alike on all ranks, if it can't be read any more.
         """
-        step = self._opened.newest.step
-        folder = self._opened.newest.folder
+        step, folder = self._opened.newest.step, self._opened.newest.folder
         if step:
             self._go_back_to(step, folder)
             if self._opened.passed is not None:
@@ -93,10 +91,7 @@ class Recovery:
                 self._saver.remove_rest()
 
     def _begin_with_weights(self) -> None:
-        """Read the first weights, if a run has some: of its own step 0, or of model.init.
-
-        Collective over all ranks.
-        """
+        """Read first weights, if any, of the run's own step 0 or of model.init. Collective."""
         own = own_first_step(self._rundir.checkpoints)
         init = self._config.model.init
         if not own and not init:
@@ -118,10 +113,8 @@ class Recovery:
             source = checkpoint_source(load.open_step(self._rundir.checkpoints, 0), self._plan)
         else:
             source = source_of(self._config.model.init, self._plan)
-        try:
+        with closing(source):
             fill(self._actor.gradients.pieces, source, self._config.run.seed)
-        finally:
-            source.close()
 
     def _kept_by(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a checkpoint says of the metric of run.keep_best_by, beside validation's."""
@@ -139,13 +132,10 @@ class Recovery:
         return {}
 
     def last_saved(self) -> int:
-        """Return the newest step that run.save_every asked for and that is whole; 0 if there is none yet.
+        """Return the newest whole step that run.save_every asked for; 0: there is none yet.
 
-        Collective over all ranks.
-
-        What was saved on leaving doesn't count: a run that never left hasn't got it. Nor does what
-        is later than the step this run went on from or has saved, or than the spike: it is of
-        before a run went back. What is being saved is waited for.
+        Collective over all ranks. What was saved on leaving doesn't count, as a run that never left
+        hasn't got it; nor what is later than the last save or the spike, of before a run went back.
         """
         self._saver.finish()
         run = self._config.run
@@ -162,22 +152,17 @@ class Recovery:
                     self._world, folder, run.verify, self._plan.stored_weights(), self._report.say, note, due
                 )
         except CheckpointError as error:  # no bad input: what this run has saved
-            raise MpitrainError(
-                f"after the spike in step {self._counts.step} there is no checkpoint to roll back to: "
-                f"{error.args[0]}"
-            ) from error
+            spike = f"after the spike in step {self._counts.step}"
+            fault = f"{spike} there is no checkpoint to roll back to: {error.args[0]}"
+            raise MpitrainError(fault) from error
         self._saver.pass_over(newest_saved.damaged)
         self._report.say("" if newest_saved.step else "there is no checkpoint to roll back to yet")
         return newest_saved.step
 
     def roll_back(self, last: int) -> None:
-        """Go back to a checkpoint after a spike; batches that were read since are not read again.
-
-        Collective over all ranks.
-        """
+        """Go back to a checkpoint after a spike; no batch is read again. Collective."""
         counts = self._counts
-        spike = counts.step
-        sequences = counts.sequences
+        spike, sequences = counts.step, counts.sequences
         before = self._spikes.state
         try:
             self._go_back_to(last, self._rundir.checkpoints)
@@ -212,10 +197,7 @@ class Recovery:
             self._spikes.state = meta.get("spikes") or NONE_YET
 
     def meta(self, line: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what a checkpoint says besides weights and optimizer state.
-
-        line: of the step in metrics.jsonl.
-        """
+        """Return what a checkpoint says besides weights and moments. line: of metrics.jsonl."""
         counts = self._counts
         meta: dict[str, Any] = {
             "step": counts.step,

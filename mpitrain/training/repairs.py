@@ -2,12 +2,11 @@
 
     join       MPI starts; the configuration is the same on all ranks
     a round    ranks with a place in the layout open the run and train; spares wait, with torch loaded
-    its end    all ranks agree whether it ended well. If a rank has died, all wake and say no, spares take
-               the places of the dead (comm/base/spare_ranks.py), and the next round begins in the same
-               processes, as a start does: from the copies in memory, or from the newest checkpoint
+    its end    all ranks agree whether it ended well. If a rank has died, spares take the places of
+               the dead (comm/base/spare_ranks.py), or there are fewer data ranks (recovery.shrink);
+               the next round begins as a start does: from copies in memory, or a checkpoint
 
-With too few spares the next round has fewer data ranks, if recovery.shrink says so. Without both
-there is one round, and a death ends the job.
+Without spares and recovery.shrink there is one round, and a death ends the job.
 """
 
 import gc
@@ -139,12 +138,18 @@ class _Rounds:
             spares.tell_end(code)
             return code
         except Exception as error:
-            if is_of_lost_rank(error) or spares.is_broken():
-                spares.revoke()
+            if self._is_broken_by(error):
                 return None
             if not (isinstance(error, MpitrainError) and error.everywhere):
                 raise
             return self._ended_by(error)
+
+    def _is_broken_by(self, error: Exception) -> bool:
+        """Return whether a rank has died; then wake the others."""
+        broken = is_of_lost_rank(error) or self._spares.is_broken()
+        if broken:
+            self._spares.revoke()
+        return broken
 
     def _ended_by(self, error: MpitrainError) -> int | None:
         """Have a round end with an error of all its ranks."""
@@ -154,9 +159,8 @@ class _Rounds:
         try:
             self._spares.tell_end(error.exit_code)
         except Exception as lost:
-            if not (is_of_lost_rank(lost) or self._spares.is_broken()):
+            if not self._is_broken_by(lost):
                 raise
-            self._spares.revoke()
             return None
         return error.exit_code
 

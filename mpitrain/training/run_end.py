@@ -110,8 +110,7 @@ def _compare_memory(
     bytes_held = predicted, measured, copies, process, trainer.bare, resident_most, on_gpu, staged
     rows = compared(*bytes_held, in_memory)
     trainer.report.say(compare(rows))
-    expected = sum(predicted) + copies[0] + sum(process)
-    held = resident_most
+    expected, held = sum(predicted) + copies[0] + sum(process), resident_most
     if on_gpu:
         expected = predicted.on_device
         held = torch.cuda.max_memory_allocated(trainer.device)

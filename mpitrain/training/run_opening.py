@@ -1,10 +1,11 @@
 """The run directory and what is in it, taken before torch is loaded: checkpoint, tokens, logs."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from mpitrain.errors import (
     StorageError,
     counted,
 )
+from mpitrain.evaluation.tasks import TaskFile
 from mpitrain.inputs import shown
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.log_pace import log_pace
@@ -58,14 +60,11 @@ SEEN_S = 60.0  # for which a network file system may still say that there is no 
 class PreparedRun:
     """A plan that holds, with its run directory, its newest checkpoint and its tokens.
 
-    newest: what it resumes from, on disk or in memory.
-    saved: the newest on disk.
+    newest: what it resumes from, on disk or in memory. saved: the newest on disk.
     memory: where its copies in memory are, or are to be; None without.
-    loggers: of rank 0; none on others.
+    loggers, prompt, tasks: of rank 0: for a sample of what it trains; by which it is judged.
     notes: for the user.
     passed: the place in the data and the spikes of what this start has done so far, with another batch.
-    prompt: for a sample of what it trains; on rank 0.
-    tasks: by which it is judged; on rank 0.
     """
 
     plan: Plan
@@ -83,9 +82,8 @@ class PreparedRun:
 
 @dataclass
 class Opening:
-    """The run directory and what is in it, step by step.
+    """The run directory and what is in it, step by step; an error in one undoes what was made.
 
-    Each is collective, and an error in one undoes what was made.
     job: see RunDir.take().
     before: what the run directory holds; on rank 0.
     gone: why the corpus can't be read, of which the run directory may have what it needs.
@@ -121,16 +119,9 @@ class Opening:
                     "looking for the run directory", lambda: self.rundir.require_seen(token, patience_s)
                 )
             with place.at("resume", VERIFYING, BUSY):
-                needs = self.plan.stored_weights()
-                share = self.config.run.verify
-                folder = self.rundir.checkpoints
-
-                def each(what: str) -> None:
-                    place.enter("resume", what, BUSY)
-
-                saved = newest_whole(world, folder, share, needs, self.notes.append, each)
+                saved = self._newest_in(self.rundir.checkpoints)
                 memory = self._memory()
-                newest = self._newest(memory, saved, needs, each)
+                newest = self._newest(memory, saved)
                 if self.record:
                     world.on_first_rank(
                         "looking at --record", lambda: self.record.require_open(newest.step, self.rundir.path)
@@ -172,14 +163,14 @@ class Opening:
 
     def _tasks(self, sources: Collection[str]) -> Tasks:
         """Return the tasks of run.eval_tasks on rank 0. Collective over all ranks."""
-        if not self.config.run.task_files:
-            return {}
-        tasks: list[Tasks] = []
-        self.world.on_first_rank(
-            "reading run.eval_tasks",
-            lambda: tasks.append(read_tasks(self.plan, self.rundir, self.tokenizer.whole, sources)),
-        )
-        return tasks[0] if tasks else {}
+        tasks: dict[str, TaskFile] = {}
+
+        def read() -> None:
+            tasks.update(read_tasks(self.plan, self.rundir, self.tokenizer.whole, sources))
+
+        if self.config.run.task_files:
+            self.world.on_first_rank("reading run.eval_tasks", read)
+        return tasks
 
     def _prompt(self, corpora: Corpora) -> str:
         beginning = corpora.train.rows(range(1)).tokens[0].tolist()
@@ -196,29 +187,17 @@ class Opening:
                 "opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size)
             )
 
-    def _newest(
-        self,
-        memory: NodeMemory | None,
-        saved: Newest,
-        needs: Mapping[str, Any],
-        each: Callable[[str], object],
-    ) -> Newest:
+    def _newest(self, memory: NodeMemory | None, saved: Newest) -> Newest:
         """Return the newest checkpoint, in memory or `saved`, and note it. Collective."""
-        newest = self._newer_in_memory(memory, saved, needs, each)
+        newest = self._newer_in_memory(memory, saved)
         if memory is not None:
             memory.note_resumed(0 if newest is saved else newest.step)
         return newest
 
-    def _newer_in_memory(
-        self,
-        memory: NodeMemory | None,
-        saved: Newest,
-        needs: Mapping[str, Any],
-        each: Callable[[str], object],
-    ) -> Newest:
-        """Return the newest checkpoint in memory, if it is newer than what is saved.
+    def _newer_in_memory(self, memory: NodeMemory | None, saved: Newest) -> Newest:
+        """Return the newest checkpoint in memory, if it is newer than `saved`. Collective.
 
-        None of the last step: that has to be saved on disk. Collective over all ranks.
+        None of the last step: that has to be saved on disk.
         """
         self.guard.requests.is_unsaved = False
         if memory is None or not memory.is_used():
@@ -229,20 +208,18 @@ class Opening:
         try:
             memory.make(self.config.recovery.folder)
             self.notes += save_copied_step(memory, saved.step)
-            newest = newest_whole(
-                self.world,
-                memory.own_folder,
-                self.config.run.verify,
-                needs,
-                self.notes.append,
-                each,
-                lambda step: saved.step < step < steps,
-            )
+            newest = self._newest_in(memory.own_folder, lambda step: saved.step < step < steps)
         except (CheckpointError, StorageError) as error:
             self.notes.append(f"not from memory: {error.args[0]}")
             return saved
         self.guard.requests.is_unsaved = bool(newest.step)
         return newest if newest.step else saved
+
+    def _newest_in(self, folder: Path, *among: Callable[[int], bool]) -> Newest:
+        """Return the newest whole step in a folder, of those that count. Collective."""
+        note = partial(self.guard.place.enter, "resume", state=BUSY)
+        share, needs = self.config.run.verify, self.plan.stored_weights()
+        return newest_whole(self.world, folder, share, needs, self.notes.append, note, *among)
 
     def _memory(self) -> NodeMemory | None:
         """Return where the run is, or is to be, in memory; None if it isn't there. Collective."""
@@ -279,15 +256,13 @@ class Opening:
         return token
 
     def _describe_text(self) -> str:
-        """Say what was read and what wasn't: files that are passed over without a word are missed
-        by nobody.
-        """
+        """Say what was read and what wasn't."""
         corpus = describe(self.rundir.data)
-        special = (
-            f"{self.vocabulary.description}; special tokens written out in a text are tokenized as plain text"
-        )
-        text = f"text: {corpus.tally.describe(corpus.count)}\ntokens: {special}"
-        return text * bool(corpus.tally.documents)
+        if not corpus.tally.documents:
+            return ""
+        special = "special tokens written out in a text are tokenized as plain text"
+        tokens = f"tokens: {self.vocabulary.description}; {special}"
+        return f"text: {corpus.tally.describe(corpus.count)}\n{tokens}"
 
     def _replay_lines(self, newest: Newest) -> list[str]:
         routing = self.plan.routing
@@ -348,13 +323,11 @@ class Opening:
     def _keep_tokenizer(self) -> None:
         keep_tokenizer(self.rundir.data, self.tokenizer.whole)
         begins = not os.path.lexists(self.rundir.config)  # else what is there is complete
-        if begins and (self.config.model.init or self.config.data.tokenizer != "bytes"):
+        init, name = self.config.model.init, self.config.data.tokenizer
+        if begins and (init or name != "bytes"):
             from mpitrain.weights.beginning import keep_companions
 
-            data = self.config.data
-            keep_companions(
-                self.config.model.init, self.tokenizer.whole, data.tokenizer, self.rundir.came_along
-            )
+            keep_companions(init, self.tokenizer.whole, name, self.rundir.came_along)
 
     def _corpora(self, newest: Newest, prepared: PreparedCorpus) -> Corpora:
         corpora = prepared.corpora()

@@ -1,5 +1,4 @@
-"""The plan of a run: its configuration with the model of model.init and the layout of all ranks, resolved
-for these ranks, and judged.
+"""The plan of a run: its configuration with the model of model.init, a layout, and advice on it.
 
 Light: each of the hundreds of ranks of a dry run imports it (docs/guides/dry-run.md).
 """
@@ -36,11 +35,10 @@ def beginning(given: LoadedConfig) -> tuple[LoadedConfig, list[str]]:
 def agreed_layout(
     given: LoadedConfig, world: World, vocabulary: Vocabulary, look_at_gpus: bool = True
 ) -> AnsweredLayout:
-    """Return the answer of rank 0 on all ranks, whose configurations have to be the same.
+    """Return the answer of rank 0 on all ranks, whose configurations must be alike. Collective.
 
     look_at_gpus: torch may be loaded for that.
-
-    Raises InputError or MeshError, alike on all ranks. It is collective.
+    Raises InputError or MeshError, alike on all ranks.
     """
     config = given.config
     require_same_configuration(world, config)

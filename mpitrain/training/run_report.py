@@ -61,10 +61,9 @@ class RunReport:
             self._show(lambda: self.console.print(shown, markup=False))
 
     def _show(self, show: Callable[[], None]) -> None:
-        """Write to the console; when that fails, fall silent.
+        """Write to the console; when that fails, fall silent: metrics.jsonl has everything.
 
-        A full disk, a terminal or a reader that has gone is no reason to end a training:
-        metrics.jsonl has everything. rich ends the program (SystemExit) when nobody reads.
+        rich ends the program (SystemExit) when nobody reads.
         """
         try:
             show()
@@ -72,9 +71,7 @@ class RunReport:
             self.speaks = False
 
     def step(self, line: dict, waited_share: float) -> None:
-        """Show a step; on a plain output at the pace of run.log_every, and always the first, the
-        last and those that are validated.
-        """
+        """Show a step; on a plain output as run.log_every says, and the first, last, validated."""
         step = line["step"]
         now = time.monotonic()
         self._first = self._first or (step, now)

@@ -28,11 +28,9 @@ RATE_KEYS = ("optimizer.lr", *(f"schedule.{key}" for key in ("name", "warmup", "
 
 
 def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
-    """Return the name of the order in which a run has its data: that of its checkpoint, which never changes.
+    """Return the name of the order of a run's data: that of its checkpoint, which never changes.
 
-    asked: data.order.
-
-    Raises CheckpointError for another one than the checkpoint's.
+    asked: data.order. Raises CheckpointError for another one than the checkpoint's.
     """
     if not newest.step:
         return asked or FEISTEL
@@ -62,9 +60,7 @@ def saved_config(newest: Newest, config: Config) -> Config | None:
 
 
 def change_of_rate(before: Config, now: Config, step: int) -> str:
-    """Say so if a run that resumes after `step` has another learning rate than it would have had;
-    "" if not.
-    """
+    """Say so if a run that resumes after `step` has another rate than it would have; else ""."""
     had = learning_rate(before, step)
     has = learning_rate(now, step)
     if had == has:
@@ -81,10 +77,7 @@ def change_of_rate(before: Config, now: Config, step: int) -> str:
 
 
 def require_same_past(newest: Newest, config: Config, checkpoints: Path, train: Samplers) -> None:
-    """Raise CheckpointError if the data of steps that the run has done already would be another.
-
-    train: what the run reads now.
-    """
+    """Raise CheckpointError if the data of steps that are done would differ. train: read now."""
     before = saved_config(newest, config) if newest.step else None
     if before is None:
         return
@@ -129,9 +122,8 @@ def _require_same_growth(step: int, before: Config, config: Config) -> None:
     if first is None:
         return
     raise CheckpointError(
-        f"batch.growth or batch.lengths was another one from step {first} on, "
-        f"and {step} steps are done; keep what it was for these, and give new ones from step "
-        f"{step + 1} on"
+        f"batch.growth or batch.lengths was another one from step {first} on, and {step} steps are "
+        f"done; keep what it was for these, and give new ones from step {step + 1} on"
     )
 
 
@@ -142,9 +134,9 @@ def _require_same_skip(step: int, before: Config, config: Config, read: int) -> 
     passed = sorted(first for first, _ in changed if first < reached)
     if passed:
         raise CheckpointError(
-            f"data.skip has another range from sequence {passed[0]:,} on, "
-            f"which step {step} has passed; keep what it was up to there, or remove the "
-            "checkpoints after it, to resume from an earlier one"
+            f"data.skip has another range from sequence {passed[0]:,} on, which step {step} has "
+            "passed; keep what it was up to there, or remove the checkpoints after it, to resume "
+            "from an earlier one"
         )
 
 
@@ -152,8 +144,6 @@ def require_same_routing(newest: Newest, plan: Plan, checkpoints: Path) -> None:
     """Raise CheckpointError if the run has trained with another content of experts.replay."""
     routing = plan.routing
     if routing and newest.routing not in ("", routing.digest):
-        what = (
-            f"{checkpoints}: trained with another content of experts.replay = "
-            f"{shown(plan.config.experts.replay)}"
-        )
-        raise CheckpointError(f"{what} than it has now; put back what it had, or choose another run.dir")
+        key = f"experts.replay = {shown(plan.config.experts.replay)}"
+        what = f"{checkpoints}: trained with another content of {key} than it has now"
+        raise CheckpointError(f"{what}; put back what it had, or choose another run.dir")

@@ -15,10 +15,7 @@ from mpitrain.plan.routing import joined
 
 
 class SideFiles:
-    """What is recorded of some steps, and written when it is complete.
-
-    say: takes what is said of them, on all ranks; rank 0 says it.
-    """
+    """What is recorded of some steps, and written when complete. say: called on all ranks."""
 
     def __init__(self, actor: Actor, world: World, rundir: RunDir, say: Callable[[str], None]):
         self._actor = actor

@@ -182,13 +182,8 @@ def order_of_run(rundir: RunDir, config: Config) -> str:
 
 
 def tokenizer_of_run(rundir: RunDir, data: Data, given: str | None) -> Tokenizer:
-    """Return the tokenizer that is given, or else the run's own, which must not be a file elsewhere.
-
-    Of all that its reader may read.
-    """
-    name = data.tokenizer
-    end = data.end_of_text
-    begin = data.begin_of_text
+    """Return the tokenizer that is given, or the run's own, which must not be a file elsewhere."""
+    name, end, begin = data.tokenizer, data.end_of_text, data.begin_of_text
     if given is not None:
         return load_tokenizer(given, end, begin)
     if name in ("bytes", ""):

@@ -1,7 +1,6 @@
 """The rows of tokens that this data-parallel rank reads for a step, and their microbatches.
 
-The rows of the next step are read while a step is computed, in a thread: a step waits for a slow disk
-only where reading takes longer than computing.
+A thread reads the rows of the next step while a step is computed.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -1,7 +1,4 @@
-"""Tasks by which a run is judged at each validation (run.eval_tasks), as `mpitrain eval` scores them.
-
-By the actor that trains, in rows of the run's own length, without gradients.
-"""
+"""Tasks by which a run is judged at each validation (run.eval_tasks), in rows of its length."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
@@ -36,7 +33,7 @@ def require_tasks(run: Run) -> None:
 
 
 def read_tasks(plan: Plan, rundir: RunDir, tokenizer: Tokenizer, sources: Collection[str]) -> Tasks:
-    """Return the tasks of a run, which fit into its rows whatever their length. Raises InputError.
+    """Return the tasks of a run, which fit into its shortest rows. Raises InputError.
 
     sources: that are validated, too.
     """

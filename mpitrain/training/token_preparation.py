@@ -36,10 +36,9 @@ from mpitrain.training.tokenizing import OneTokenizer
 def prepare_tokens(
     path: str | None, overrides: tuple[str, ...], guard: Guard, say: Callable[[str], object]
 ) -> int:
-    """Prepare the tokens of a configuration; return the exit code.
+    """Prepare the tokens of a configuration; return the exit code. Collective over all ranks.
 
-    Collective over all ranks. Raises InputError alike on all ranks, and StoppedEarly on all when one
-    has to leave: what is prepared is kept.
+    Raises alike on all ranks InputError, and StoppedEarly, which keeps what is prepared.
     """
     read = attempt(path, overrides)
     world = guard.connect()
@@ -51,10 +50,8 @@ def prepare_tokens(
     tokenizer = OneTokenizer(world, begun.config.data)
     with guard.place.at("start", "reading the tokenizer", BUSY):
         vocabulary = tokenizer.read(lambda: tokenizer_or_copy(begun.config))
-    model = begun.config.model
-    world.on_every_rank(
-        "checking the vocabulary", lambda: require_vocabulary(model, vocabulary.vocab, vocabulary.needed)
-    )
+    check = partial(require_vocabulary, begun.config.model, vocabulary.vocab, vocabulary.needed)
+    world.on_every_rank("checking the vocabulary", check)
     preparation = _Preparation(begun.config, world, guard, tokenizer, say)
     with guard.place.at("tokens", "preparing the tokens", BUSY):
         world.on_first_rank("preparing the tokens", preparation.run, tokenizer.help)
@@ -84,21 +81,15 @@ class _Preparation:
             prepared.keep()
         found = describe(folder)
         self._say(f"text: {found.tally.describe(found.count)}")
-        size = np.dtype(found.dtype).itemsize
-        width = counted(size, "bytes")
+        width = counted(np.dtype(found.dtype).itemsize, "bytes")
         self._say(f"prepared: {shown(folder)} has {found.count:,} tokens of {width} each")
 
     def _in_store(self) -> Path:
         """Return the folder of data.tokens that has the tokens now."""
-        data = self._config.data
-        return prepare_store(
-            corpus_of(data),
-            self._tokenizer.whole,
-            data.tokens,
-            report=Reporter(self._still, self._say),
-            encoder_of=self._tokenizer.encoder,
-            locked=self._locked,
-        )
+        corpus, tokenizer = corpus_of(self._config.data), self._tokenizer
+        tools = dict(report=Reporter(self._still, self._say), encoder_of=tokenizer.encoder)
+        store = self._config.data.tokens
+        return prepare_store(corpus, tokenizer.whole, store, **tools, locked=self._locked)
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
@@ -119,14 +110,10 @@ class _Preparation:
         rundir.take(self._guard.end, self._still)
         try:
             rundir.require_same_run(self._config)
-            prepare(
-                corpus_of(self._config.data),
-                self._tokenizer.whole,
-                rundir.data,
-                report=Reporter(self._still, self._say),
-                encoder_of=self._tokenizer.encoder,
-            )
-            keep_tokenizer(rundir.data, self._tokenizer.whole)
+            corpus, tokenizer = corpus_of(self._config.data), self._tokenizer
+            tools = dict(report=Reporter(self._still, self._say), encoder_of=tokenizer.encoder)
+            prepare(corpus, tokenizer.whole, rundir.data, **tools)
+            keep_tokenizer(rundir.data, tokenizer.whole)
         except StoppedEarly as early:
             raise self._kept(early, rundir.data) from early
         finally:

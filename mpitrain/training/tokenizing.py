@@ -1,8 +1,4 @@
-"""Tokenize a corpus on all ranks: rank 0 reads text and writes tokens, each encodes shares of it.
-
-Rank 0 alone reads the tokenizer's file. The ranks that take part get it from there, if there is
-work.
-"""
+"""Tokenize a corpus on all ranks: rank 0 reads text and tokenizer and writes tokens; all encode."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 

@@ -50,9 +50,8 @@ REMEMBERED = 1000  # steps whose seconds are kept
 
 
 class Trainer:
-    """The loop of one rank.
+    """The loop of one rank. code: the exit code, when the run is over before run.steps.
 
-    code: the exit code, when the run is over before run.steps.
     steps_here: those of this plan (batch.growth, batch.lengths).
     """
 
@@ -127,10 +126,7 @@ class Trainer:
         return self.code is None and step < self.config.run.steps and step + 1 not in self.steps_here
 
     def begin(self) -> None:
-        """Say what is trained, and settle which steps are traced, recorded and measured.
-
-        Collective over all ranks; raises StoppedEarly.
-        """
+        """Say what is trained, and choose steps to trace. Collective; raises StoppedEarly."""
         what = self.corpora, self.placement, self.validation, self.peak
         for line in Announcements(self.world, self.actor, *what).lines():
             self.report.say(line)
@@ -145,10 +141,7 @@ class Trainer:
         self.profiling.choose(self.counts.step)
 
     def steps(self) -> Iterator[dict]:
-        """Run the steps that are left, each when it is asked for, and yield its line of metrics.jsonl.
-
-        Collective over all ranks.
-        """
+        """Run the steps that are left, each when it is asked for; yield its line. Collective."""
         if self.counts.step == 0:
             self._log({"step": 0, **self.validate(), "time": time.time()})
         self.guard.requests.begin_steps()
@@ -230,10 +223,7 @@ class Trainer:
         return line | self.saver.lines()
 
     def _validate_if_due(self) -> dict[str, Any]:
-        """Return the loss of validation and the loads of experts, after steps that ask for them.
-
-        Collective over all ranks.
-        """
+        """Return the loss of validation and loads of experts, if the step is due. Collective."""
         run = self.config.run
         due = self.counts.step == run.steps or (run.eval_every and self.counts.step % run.eval_every == 0)
         if not due or self.urgency == HURRY:
@@ -245,9 +235,9 @@ class Trainer:
         return line
 
     def _check_and_save(self, result: StepResult, line: Mapping[str, Any]) -> int | None:
-        """Check a step, then save it or go back from it as is due; return the exit code if it was the last.
+        """Check a step, then save it or go back from it; return the exit code if it was the last.
 
-        Collective over all ranks. line: of the step, with what it was evaluated to.
+        Collective over all ranks.
         """
         run = self.config.run
         step = self.counts.step
@@ -268,7 +258,7 @@ class Trainer:
         return self._end_of_batch() if grows else None
 
     def _keep(self, result: StepResult, line: Mapping[str, Any], saving: bool, is_followed: bool) -> None:
-        """Copy a step in memory, unless it is the last, and save it on disk, as is due.
+        """Copy a step in memory and save it on disk, as is due.
 
         A step that is saved is copied, too: until its checkpoint is committed others follow.
         """
@@ -285,10 +275,9 @@ class Trainer:
         return self._end(last.reason) if last.reason or last.unhealthy else None
 
     def _is_alone(self, step: int, stop: int) -> bool:
-        """Return whether the next step doesn't follow at once.
+        """Return whether the next step doesn't follow at once, or this is a start's first.
 
-        Then this step pays for the weights that are still on their way to other ranks. The first step
-        of a start pays for its own, too: the table at the end begins with the second.
+        Then this step pays for the weights that are on their way: its time isn't another's.
         """
         run = self.config.run
         check_every = self.config.numerics.check_every
@@ -297,18 +286,14 @@ class Trainer:
         return due or edge or stop > STAY
 
     def _end(self, reason: str) -> int:
-        """Return the exit code after the last step, when nothing is being saved any more.
-
-        reason: why it isn't worth saving.
-        """
+        """Return the exit code, once the last step is saved. reason: why it isn't worth that."""
         self.saver.finish()
         last = self.saver.last
         if reason or last.unhealthy:
             return self._diverged(reason or last.reason)
         if last.reason:
-            self.last_words = (
-                f"step {self.counts.step} could not be saved: fix that, then run the same command to resume"
-            )
+            advice = "fix that, then run the same command to resume"
+            self.last_words = f"step {self.counts.step} could not be saved: {advice}"
             return FAILED
         if self.counts.step < self.config.run.steps:
             self.last_words = self.leaving.describe(self.counts.step)
@@ -319,9 +304,8 @@ class Trainer:
         """End a run whose state can't be relied on, without saving it; return the exit code."""
         self.saver.finish()
         self.memory.end()
-        self.last_words = (
-            f"corrupted after step {self.counts.step}: {corruption.text}; {self._kept()}: leave that node out"
-        )
+        what = f"corrupted after step {self.counts.step}: {corruption.text}"
+        self.last_words = f"{what}; {self._kept()}: leave that node out"
         self._note_unhealthy(corruption.nodes, corruption.text)
         return FAILED
 
@@ -352,10 +336,7 @@ class Trainer:
         return FAILED
 
     def _count_skips(self, result: StepResult) -> str:
-        """Count the steps that were skipped in a row, and say so.
-
-        Return why the run has to end, if it has to. Alike on all ranks.
-        """
+        """Count the steps skipped in a row; return why the run has to end. Alike on all ranks."""
         most = self.config.run.max_skips
         if not (result.skipped or result.spike):
             self.counts.skipped_in_a_row = 0
@@ -378,10 +359,7 @@ class Trainer:
         return line
 
     def _log(self, line: dict, waited_share: float = 0.0) -> None:
-        """Append a line to metrics.jsonl before the next step, and show it.
-
-        It is synced before a checkpoint is committed.
-        """
+        """Append a line to metrics.jsonl, which is synced before a commit, and show it."""
         if self.mesh.rank:
             return
         self.place.enter("step", f"writing {self.rundir.metrics}")
@@ -399,23 +377,18 @@ class Trainer:
     def _save(self, result: StepResult, line: Mapping[str, Any]) -> None:
         """Begin to save a step, if it is worth it. Collective over all ranks."""
         scale = self.actor.loss_scale
-        if result.num_tokens and (
-            not math.isfinite(result.loss) or (result.skipped and not (scale.dynamic and scale.value > 1))
-        ):
+        is_lost = result.skipped and not (scale.dynamic and scale.value > 1)
+        if result.num_tokens and (is_lost or not math.isfinite(result.loss)):
             self.saver.refuse(self.counts.step, "its loss or its gradients are not finite")
-            return
-        self.saver.start(self.counts.step, self.recovery.meta(line))
+        else:
+            self.saver.start(self.counts.step, self.recovery.meta(line))
 
     def _roll_back(self, last: int) -> int | None:
-        """Go back to a checkpoint after a spike; return the exit code if the run has to end.
-
-        Collective over all ranks.
-        """
+        """Go back to a checkpoint after a spike; return the code if the run ends. Collective."""
         most = self.config.spikes.most
         if most and self.spikes.rollbacks >= most:
-            return self._diverged(
-                f"{most} rollback{'s were' if most > 1 else ' was'} not enough (spikes.most = {most})"
-            )
+            rollbacks = f"{most} rollback{'s were' if most > 1 else ' was'}"
+            return self._diverged(f"{rollbacks} not enough (spikes.most = {most})")
         self.recovery.roll_back(last)
         self.memory.forget()
         self.recorder.forget(last)

@@ -52,9 +52,8 @@ def run(
 
 
 class Trainers:
-    """The trainers of a run, one after the other, each with its own plan.
+    """The trainers of a run, one after the other, each with its own plan (batch.growth, .lengths).
 
-    Batches (batch.growth) or rows (batch.lengths) of the next one have another size.
     now: the one that trains.
     """
 
@@ -73,10 +72,7 @@ class Trainers:
         return bool(self._stack.__exit__(*error))
 
     def advance(self) -> None:
-        """Free the communicators, and build the trainer of the next step: it resumes from a saved one.
-
-        Collective over all ranks; raises as built() does.
-        """
+        """Build the trainer of the next step, which resumes from a saved one. Collective."""
         self._stack.close()
         opened, counts = self._opened, self.now.counts
         newest = opened.saved._replace(step=counts.step, folder=opened.rundir.checkpoints)
@@ -92,11 +88,9 @@ class Trainers:
 def built(
     opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None
 ) -> Iterator[Trainer]:
-    """Make the communicators and the model, and free the communicators in the end.
+    """Make the communicators and the model, and free the communicators in the end. Collective.
 
-    Collective over `world`.
     record: which rank and step to write to a file.
-
     Raises, alike on all ranks, InputError if a device or a checkpoint isn't what the configuration
     needs, and StoppedEarly if one has to leave before the first step.
     """
@@ -132,10 +126,7 @@ def _built(
     guard: Guard,
     record: RecordRequest | None,
 ) -> Trainer:
-    """Look at the machine, build the model and read the newest checkpoint.
-
-    Collective over `world`; raises as built() does.
-    """
+    """Look at the machine, build the model, read the newest checkpoint. Collective over `world`."""
     config = opened.plan.config
     place = guard.place
     report = RunReport(world.rank, 0, log_pace(config.run))

@@ -41,14 +41,11 @@ class Validation:
         self.num_sequences = min(asked, held_out) if self._corpora.by_documents else asked
 
     def validate(self, step: int, urgency: int, tasks: bool = True) -> dict[str, Any]:
-        """Return the mean loss over the validation sequences, none of them twice, and of each source.
+        """Return the mean loss of the validation sequences and of each source, and tasks' metrics.
 
-        And the metrics of tasks. Nothing if a rank is in a hurry before all are computed.
-        step: the last one that is done.
-        urgency: of the most urgent rank then.
-
-        Raises StoppedEarly on all ranks if one has to leave before the first step: there is nothing
-        to save.
+        Nothing if a rank is in a hurry before all are computed.
+        step: the last one that is done. urgency: of the most urgent rank then.
+        Raises StoppedEarly on all ranks if one has to leave before the first step.
         """
         begin_s = time.monotonic()
         self.urgency = urgency

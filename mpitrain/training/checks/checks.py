@@ -1,12 +1,4 @@
-"""What is done to a step beside computing it.
-
-It is recorded for one rank, its gradients are computed again, its state is compared over replicas.
-
-before the step  `pass_runner` chooses how the gradients are computed: once, again to compare (rerun.py),
-                 or while a file is written (recording.py)
-after it        `corruption` says what can't be relied on any more: then nothing is saved, and the
-                 run ends (replicas.py)
-"""
+"""What is done to a step beside computing it: recorded, computed again, compared over replicas."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,9 +33,8 @@ class Checks:
     _has_recorded: bool = False
 
     def pass_runner(self, step: int, rows: Callable[[], TokenRows], facts: dict[str, Any]) -> PassRunner:
-        """Return what runs the gradient pass of a step: once, or again to compare.
+        """Return what runs the gradient pass: once, twice (rerun.py), or recorded (recording.py).
 
-        A pass that is recorded runs once.
         rows, facts: for a recording.
         """
         self._recompute, period = None, self._actor.config.numerics.rerun_every
@@ -60,28 +51,25 @@ class Checks:
         return Recording(self._record.path_in(self._rundir.path), self._actor, rows, facts)
 
     def _recorded(self, recording: Recording | None, compute: Callable[[], Work]) -> Work:
-        """Compute, on one rank while it is recorded, and say if it could not be.
-
-        Collective over all ranks.
-        """
+        """Compute, on one rank while it is recorded, and say if it could not be. Collective."""
         work = (recording or run_once)(compute)
-        failed = "".join(
-            self._world.all_gather("whether the step is recorded", recording.failed if recording else "")
-        )
+        failure = recording.failed if recording else ""
+        failed = "".join(self._world.all_gather("whether the step is recorded", failure))
         if failed:
             self._say(f"{as_argument(self._record.path_in(self._rundir.path))} can't be written: {failed}")
         self._has_recorded = not failed
         return work
 
     def corruption(self, step: int, saving: bool) -> Corruption:
-        """Return what of the state after a step can't be relied on.
+        """Return what of the state can't be relied on: then the run ends, and saves nothing.
 
-        What it returns is alike on all ranks; it is collective over them.
+        Collective over all ranks, and alike on them.
         """
-        if self._recompute and self._recompute.verdict.text:
-            self._say(f"step {step}: {self._recompute.verdict.text}")
-            if self._recompute.verdict.persistent:
-                return Corruption(self._recompute.verdict.text, self._recompute.verdict.nodes)
+        verdict = self._recompute.verdict if self._recompute else None
+        if verdict and verdict.text:
+            self._say(f"step {step}: {verdict.text}")
+            if verdict.persistent:
+                return Corruption(verdict.text, verdict.nodes)
         period = self._actor.config.numerics.check_every
         if not period or not (saving or step % period == 0):
             return Corruption()

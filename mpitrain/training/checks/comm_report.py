@@ -1,10 +1,7 @@
-"""What communication cost: of each step on this rank, for metrics.jsonl; of all steps on all ranks,
-as a table at the end of a run.
+"""What communication cost: each step on rank 0 (metrics.jsonl); all ranks, in a table at the end.
 
-Axes are those of comm/mesh.py, and what is counted stands in comm/meters/account.py. Ranks differ,
-pipeline ranks most: the lines of metrics.jsonl are rank 0's, since asking all ranks would cost
-every step a message; the table has them all. Below it stand the ranks that were waited for longest;
-of several at once each has its share (comm/progress.py).
+What is counted stands in comm/meters/account.py. Asking all ranks would cost every step a message.
+Of several ranks that are waited for at once each has its share (comm/progress.py).
 """
 
 import os
@@ -31,10 +28,7 @@ class RankUsage(NamedTuple):
 
 
 class Ledger:
-    """The communication of this rank, step by step.
-
-    The first step isn't in the table: it is never typical.
-    """
+    """The communication of this rank by steps; the first, never typical, isn't in the table."""
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
@@ -49,9 +43,7 @@ class Ledger:
         self._before, self._waits_before = self._mesh.usage(), self._mesh.progress.waited_for()
 
     def waits(self) -> dict[str, float]:
-        """Return the seconds for which this rank has waited in this step for others, by rank, the
-        MOST_PEERS longest.
-        """
+        """Return the seconds of this step's longest waits for other ranks, by rank."""
         return {str(rank): seconds for rank, seconds in _longest(self._waited_for())}
 
     def _waited_for(self) -> dict[int, float]:
@@ -63,17 +55,14 @@ class Ledger:
     def end(self) -> dict[str, dict[str, float]]:
         """A step is over: return what each axis with traffic cost it, as metrics.jsonl shows it."""
         now = self._mesh.usage()
-        step = {
-            name: used.minus(self._before[name]) for name, used in now.items() if used != self._before[name]
-        }
+        changed = (name for name, used in now.items() if used != self._before[name])
+        step = {name: now[name].minus(self._before[name]) for name in changed}
         self._num_steps += 1
         if self._num_steps:
-            self._totals |= {
-                name: self._totals.get(name, AxisUsage()).plus(used) for name, used in step.items()
-            }
-            self._waits |= {
-                rank: self._waits.get(rank, 0.0) + seconds for rank, seconds in self._waited_for().items()
-            }
+            for name, used in step.items():
+                self._totals[name] = self._totals.get(name, AxisUsage()).plus(used)
+            for rank, seconds in self._waited_for().items():
+                self._waits[rank] = self._waits.get(rank, 0.0) + seconds
         return {
             name: {
                 "calls": u.calls,  # operations

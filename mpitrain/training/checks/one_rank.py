@@ -1,13 +1,7 @@
-"""Compare a layout with one rank.
+"""Compare a layout with one rank: train a shrunken copy of the user's model on both, in fp64.
 
-A shrunken copy of the user's model, trained in that layout and on one rank, in fp64.
-
-Loss, gradient norm, every gradient and every updated weight of two steps must agree to 1e-10. If
-one doesn't, the first of them in the order of the model is named, with the instruction that
-completes it, and with the ranks where it is wrong.
-
-What makes another result of another layout by its definition, and pipeline.stages, which are of the
-model's number of blocks, are left out; the report says so.
+Loss, gradient norm, every gradient and every updated weight of two steps must agree to 1e-10. The
+first in the order of the model that doesn't is named, with the instruction that completes it.
 """
 
 from dataclasses import dataclass
@@ -52,9 +46,9 @@ class WrongTensor:
 
 
 def shrunken(config: Config) -> Config:
-    """Return a small model of the same structure in the same layout.
+    """Return a small model of the same structure, layout and schedule, in fp64.
 
-    Its heads, its halves of blocks, its schedule, in fp64.
+    pipeline.stages, and what makes another result of another layout by definition, are left out.
     """
     model = config.model
     parallel = config.parallel
@@ -66,14 +60,8 @@ def shrunken(config: Config) -> Config:
         microbatches = num_microbatches(config)
     sequence = 2 * parallel.cp * parallel.tp * segments * 2
     few = max(config.experts.buffer, 0.25)  # of so few tokens less would be less than one
-    small = dict(
-        width=8 * parallel.etp,
-        first=min(1, config.experts.first or 0),
-        wire="",
-        buffer=few,
-        capacity=0.0,
-        replay="",
-    )
+    first = min(1, config.experts.first or 0)
+    small = dict(width=8 * parallel.etp, first=first, wire="", buffer=few, capacity=0.0, replay="")
     experts = small if config.experts.count else {}
     sizes = dict(layers=stages + 1, width=4 * model.heads, ffn=8 * parallel.tp)
     changes = {
@@ -93,7 +81,7 @@ def shrunken(config: Config) -> Config:
 
 
 def _shrunken_attention(attention: AttentionTable) -> dict[str, Any]:
-    """Return what is there of it, small, and no two sizes alike; blocks of each kind come soon."""
+    """Return the keys that are set: small sizes, no two alike; blocks of each kind come soon."""
     small = dict(head_width=4, window=5, q_rank=10, kv_rank=6, rotary_width=2, value_width=3)
     sizes = {key: size for key, size in small.items() if getattr(attention, key)}
     letters = {key: getattr(attention, key) for key in ("window_blocks", "rotary_blocks")}
@@ -101,10 +89,7 @@ def _shrunken_attention(attention: AttentionTable) -> dict[str, Any]:
 
 
 def verify(config: Config, world: World) -> list[WrongTensor]:
-    """Train the shrunken model in the layout and on one rank.
-
-    Return what differs on any rank, the first first. Collective.
-    """
+    """Return what differs on any rank, in the model's order. Collective over all ranks."""
     plan, lone_plan = world.on_every_rank("planning the small model", lambda: _plans_of(shrunken(config)))
     mesh = build_mesh(plan, world.comm)
     lone = build_mesh(lone_plan, alone())
@@ -117,17 +102,11 @@ def verify(config: Config, world: World) -> list[WrongTensor]:
     ]
     mesh.free()
     lone.free()
-    return sorted(
-        (d for part in world.all_gather("what differs", mine) for d in part),
-        key=lambda difference: difference.order,
-    )
+    differences = [d for part in world.all_gather("what differs", mine) for d in part]
+    return sorted(differences, key=lambda difference: difference.order)
 
 
 def _plans_of(small: Config) -> tuple[Plan, Plan]:
-    """Return the plans of a model in its layout and on one rank, with programs.
-
-    What a schedule can't do is found now.
-    """
     plans = plan_of(small), plan_of(on_one_rank(small))
     for plan in plans:
         _ = plan.training  # made, and proved, when it is asked for
@@ -144,10 +123,7 @@ class _Run:
         self.actor = Actor(plan, mesh, torch.device("cpu"))
 
     def step(self, step: int) -> tuple[float, float, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        """Train a step on random tokens.
-
-        Return loss, norm, gradients before clipping, and weights, by parameter.
-        """
+        """Train a step; return loss, norm, gradients before clipping, and weights, by parameter."""
         result = self.actor.run_step(step, self._microbatches(step), LR)
         clip = self.config.optimizer.clip
         clipped = min(1.0, clip / result.grad_norm) if clip else 1.0
@@ -160,8 +136,7 @@ class _Run:
         dice = np.random.default_rng(step)
         rows = dice.integers(END + 1, VOCAB, (config.batch.global_, config.data.sequence + 1))
         separate = config.data.separates
-        # the first row is one document, across all cuts of the sequence, the last has many: ranks
-        # count unequal numbers
+        # the first row is one document, the last has many: ranks count unequal numbers
         if separate:
             rows[dice.random(rows.shape) < np.linspace(0, 0.6, len(rows))[:, None]] = END
         mine = sequences_of(config, self.mesh["dp"].rank)
@@ -180,17 +155,16 @@ class _Run:
 def _compare(step: int, measured, expected, run: _Run) -> list[WrongTensor]:
     """Compare in the order in which an error travels: loss, gradients, norm, weights."""
     differences = []
+    coordinates = run.mesh.coordinates
 
     def compare(
         order: int, index: int, what: str, instruction: str, a: torch.Tensor, b: torch.Tensor
     ) -> None:
         error = ((a - b).abs().max() / (b.abs().max() + 1e-300)).item()
         if not error <= TOLERANCE:
-            differences.append(
-                WrongTensor(
-                    (step, order, index), f"step {step}, {what}", error, instruction, run.mesh.coordinates
-                )
-            )
+            place = step, order, index
+            what = f"step {step}, {what}"
+            differences.append(WrongTensor(place, what, error, instruction, coordinates))
 
     names = {name: index for index, name in enumerate(expected[2])}
     largest = max(grad.abs().max().item() for grad in expected[2].values())
@@ -212,7 +186,5 @@ def _compare(step: int, measured, expected, run: _Run) -> list[WrongTensor]:
 def _part(whole: torch.Tensor, piece: ParameterShard) -> torch.Tensor:
     """Return what a rank has of a parameter, given flat: a run of elements of a box."""
     spec = piece.spec
-    box = whole.view(spec.whole)[
-        tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
-    ]
-    return box.reshape(-1)[piece.begin : piece.end]
+    box = tuple(slice(begin, begin + length) for begin, length in zip(spec.offset, spec.shape))
+    return whole.view(spec.whole)[box].reshape(-1)[piece.begin : piece.end]

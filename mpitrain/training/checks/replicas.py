@@ -1,15 +1,12 @@
 """Silent data corruption: are the copies of what several ranks have alike still alike?
 
-A processor or a memory that errs now and then says nothing of it.
-
     weights           whole, as they are computed with: on all data-parallel ranks, but with ZeRO-3;
                       norms also on those of tensor parallelism
     master, moments   this rank's part: on the ranks of `replicate`
     a tied embedding  on other ranks of the pipeline; so are the two models of DualPipe
 
-What is the same part of the same tensor, whatever the reason, has one key. Keys are dealt over all
-ranks, each judge compares the digests of its own (64 bits of xxHash): 16 bytes a tensor and rank
-travel. A majority is believed; of two copies that differ, both are named.
+The same part of the same tensor has one key. Keys are dealt over all ranks, and each compares the
+digests of its own (64 bits of xxHash): 16 bytes a tensor and rank travel. A majority is believed.
 """
 
 from collections import Counter, defaultdict
@@ -46,11 +43,9 @@ class Corruption(NamedTuple):
 
 
 def different(actor: Actor, world: World) -> Corruption:
-    """Return which copies differ, and where they are.
+    """Return which copies differ, and where they are, alike on all ranks. Collective over them.
 
-    What it returns is alike on all ranks; it is collective over all ranks.
-
-    Waits for weights that are on their way. Nothing is changed.
+    Waits for weights that are on their way.
     """
     names = dict[int, str]()
     digests = dict[int, int]()
@@ -82,10 +77,8 @@ def _judge(by_rank: list[list[tuple[int, int]]]) -> list[Odd]:
 
 def _describe(differences: list[Odd], names: dict[int, str], world: World) -> Corruption:
     """Name ranks, nodes and tensors. Collective over all ranks."""
-    known = world.all_gather(
-        "naming replicas that differ",
-        (node_name(), {odd.key: names.get(odd.key) for odd in differences}),
-    )
+    own_names = {odd.key: names.get(odd.key) for odd in differences}
+    known = world.all_gather("naming replicas that differ", (node_name(), own_names))
     texts = []
     nodes = dict[str, None]()
     for odd in sorted(differences, key=lambda odd: (len(odd.ranks), odd.ranks)):
@@ -106,10 +99,8 @@ def _state(actor: Actor) -> Iterator[tuple[str, torch.Tensor]]:
     for stage in actor.stages.values():
         for bucket in stage.state.buckets:
             bucket.weights.wait()
-            if bucket.weights.whole is not None:
-                yield from (
-                    (f"weights/{spec.name}{_at(spec.offset)}", x) for spec, x in bucket.weights.views()
-                )
+            views = bucket.weights.views() if bucket.weights.whole is not None else ()
+            yield from ((f"weights/{spec.name}{_at(spec.offset)}", x) for spec, x in views)
     for piece in actor.gradients.pieces:
         where = f"{piece.spec.name}{_at(piece.spec.offset)}[{piece.begin}:{piece.end}]"
         yield f"master/{where}", piece.weight

@@ -1,18 +1,14 @@
 """Silent data corruption: does a step compute the same when it is computed again?
 
-Forward and backward run twice, before the update, from the same weights.
-
-Each rank notes, in order, a digest of what it gives to every operation, of what comes of it, and of
-its gradients (comm/tap.py). Where the first difference is in what came, another rank is the cause;
-where it is in what this rank gives, this rank is: from the same input it has made another output.
-Then all ranks compute a third time, and two of three tell which was wrong.
+Forward and backward run twice from the same weights, before the update. Each rank notes digests of
+what it gives to every operation, of what comes of it, and of its gradients (comm/tap.py). Where the
+first difference is in what this rank gives, this rank is the cause; else another one is.
 
     A B alike                    the step uses B
     A B differ, C like one       transient: the step uses C
     all three differ             persistent: the run ends
 
-An error that comes back alike every time isn't seen so: replicas see it (replicas.py), or `mpitrain
-verify`.
+An error that comes back alike every time is seen by replicas.py or `mpitrain verify` only.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,14 +27,10 @@ MOST_NAMED = 8
 
 
 class RerunEvent(NamedTuple):
-    """What was noted."""
+    """What was noted. way: GIVEN or CAME."""
 
     way: str
     which: TappedOperation
-
-    @property
-    def key(self) -> tuple[str, str, int]:
-        return self.way, self.which.axis, self.which.number
 
 
 class Pass:
@@ -55,7 +47,7 @@ class Pass:
         self._note(RerunEvent(CAME, which), parts)
 
     def _note(self, event: RerunEvent, parts: Sequence[Array]) -> None:
-        self._digests[event.key] = digest(parts), event
+        self._digests[event.way, event.which.axis, event.which.number] = digest(parts), event
 
     def first_difference(self, other: "Pass") -> RerunEvent | None:
         """Return the first event, in the order of the other pass, that isn't the same in both."""
@@ -120,16 +112,13 @@ def _judge(reports: list[tuple[str, RerunEvent | None, bool, bool]]) -> RerunVer
     reports: of each rank (node, its own difference, third pass like the first, like the second).
     """
     transient = any(all(repeated) for repeated in list(zip(*reports))[2:])
-    named = [
-        f"rank {rank} on {node}, {_place(event)}" for rank, (node, event, *_) in enumerate(reports) if event
-    ]
+    wrong = [(rank, node, event) for rank, (node, event, *_) in enumerate(reports) if event]
+    named = [f"rank {rank} on {node}, {_place(event)}" for rank, node, event in wrong]
     who = "; ".join(named[:MOST_NAMED]) or "no single rank: received messages differ from those sent"
-    how = (
-        "transient: two of three passes agree, the step uses them"
-        if transient
-        else "persistent: all three passes differ"
-    )
-    nodes = tuple(dict.fromkeys(node for node, event, *_ in reports if event))
+    how = "persistent: all three passes differ"
+    if transient:
+        how = "transient: two of three passes agree, the step uses them"
+    nodes = tuple(dict.fromkeys(node for _, node, _ in wrong))
     text = f"computing the same step twice gave different bits: {who}; {how}"
     return RerunVerdict(text, not transient, nodes)
 

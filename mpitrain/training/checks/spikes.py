@@ -1,6 +1,4 @@
-"""Loss spikes: which step is one, and what was done about them so far.
-
-All ranks find the same: they know the same losses.
+"""Loss spikes: which step is one, and what was done about them so far. All ranks find the same.
 
     median, deviation  of the last `spikes.window` losses that were none; deviation: 1.4826 times
                        the median distance from the median, which is that of a normal distribution,
@@ -8,9 +6,8 @@ All ranks find the same: they know the same losses.
     a spike            a loss of more than median + `spikes.threshold` deviations, once half a
                        window is known
 
-What was skipped on the way is part of a checkpoint, and so are the losses: a run that resumes
-decides as one that never stopped. After a rollback to step c from a spike at step s the batches of
-steps c + 1 to s are not read again: step c + 1 reads the one after them.
+Losses and skipped batches are part of a checkpoint: a run that resumes decides as one that never
+stopped. After a rollback from a spike at step s, the next step reads the batch after that of s.
 """
 
 import math

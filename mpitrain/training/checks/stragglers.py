@@ -1,15 +1,11 @@
-"""Slow ranks and slow links, named with their nodes every `comm.slow_after` steps, and once more
-when a run ends.
+"""Slow ranks and slow links, named with their nodes every `comm.slow_after` steps and at the end.
 
-    busy    a step's time without waits for messages, of each rank; divided by the work of its stage
-    slow    a rank, if in three of four steps it was busy FACTOR times as long as others are in the
-            middle: of its stage, or if it has that alone, of all. A rank that is interrupted now
-            and then is not slow, nor is one that waits for a slow one
-    a link  between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of what links
-            do in the middle, this one before included; measured by a few messages
-            (comm/meters/link_speed.py), and if slow, again
-
-Of two ranks the faster one is the middle.
+busy    a step's time without waits for messages, of each rank; divided by the work of its stage
+slow    a rank, if in three of four steps it was busy FACTOR times as long as the (low) median of
+        its stage's ranks, or of all ranks if it has the stage alone
+a link  between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of the median
+        of links, this one before included; measured by a few messages
+        (comm/meters/link_speed.py), and if slow, again
 """
 
 from collections import Counter, defaultdict, deque
@@ -78,9 +74,9 @@ class Stragglers:
             return
         waits = self._mesh.progress.waited_for()
         before = self._waits_before
-        longest = Counter(
-            {rank: (seconds - before.get(rank, 0.0)) / len(self._busy) for rank, seconds in waits.items()}
-        ).most_common(3)
+        steps = len(self._busy)
+        waits_s = {rank: (s - before.get(rank, 0.0)) / steps for rank, s in waits.items()}
+        longest = Counter(waits_s).most_common(3)
         often, middle, _ = quantiles(self._busy, n=4) if len(self._busy) > 1 else self._busy * 3
         mine = Busy(node_name(), self._group, often, middle, self._work, tuple(longest))
         busy_of_ranks = self._world.all_gather("who is slow", mine)
@@ -141,12 +137,8 @@ def _slow(busy_of_ranks: Sequence[Busy], factor: float) -> list[tuple[float, int
 
 
 def _describe(rank: int, times: float, busy_of_ranks: Sequence[Busy]) -> str:
-    waits = {
-        other: seconds
-        for other, busy in enumerate(busy_of_ranks)
-        for who, seconds in busy.waits
-        if who == rank
-    }
+    waits_of_ranks = (dict(busy.waits) for busy in busy_of_ranks)
+    waits = {other: waited[rank] for other, waited in enumerate(waits_of_ranks) if rank in waited}
     longest = sorted(waits, key=waits.get, reverse=True)[:3]
     waiting = ", ".join(f"rank {other} {waits[other] * 1e3:.0f} ms a step" for other in longest)
     longest_waits = f"; waited for it: {waiting}" * bool(waits)

@@ -1,6 +1,4 @@
-"""Settle what is left open until the links between nodes are known: when weights are fetched, and
-what reductions travel under.
-"""
+"""Settle by measured links between nodes when weights are fetched and what reductions go under."""
 
 import os
 from collections.abc import Sequence
@@ -21,16 +19,13 @@ MOST = 0.8  # of a node's memory: Python, libraries and MPI have some, too
 
 
 def settled(plan: Plan, world: World, placement: DevicePlacement) -> tuple[Plan, str]:
-    """Return the plan with nothing left open, and why, for the user: nothing where data ranks
-    exchange within nodes only. Collective.
-    """
+    """Return the plan with nothing left open, and why: "" within one node. Collective."""
     names = axes_between(plan)
     if not (left_open(plan) and _cross(names, plan, world)):
         return plan, ""
     peak = peak_of_all(placement, TYPES[plan.config.precision.compute], world).flops / world.size
-    machine = Machine(
-        slowest_links(world, plan, names), world.from_first_rank("how fast ranks compute", lambda: peak)
-    )
+    links = slowest_links(world, plan, names)
+    machine = Machine(links, world.from_first_rank("how fast ranks compute", lambda: peak))
     return choose(plan, machine, lambda candidate: _fits(candidate, world, placement))
 
 
@@ -41,11 +36,10 @@ def _cross(names: Sequence[str], plan: Plan, world: World) -> bool:
     if world.num_nodes == 1 and not node_ranks:
         return False
     first = min(world.node_gather("who is on this node", world.rank))
-    nodes = (
-        [rank // node_ranks for rank in range(world.size)]
-        if node_ranks
-        else world.all_gather("their nodes", first)
-    )
+    if node_ranks:
+        nodes = [rank // node_ranks for rank in range(world.size)]
+    else:
+        nodes = world.all_gather("their nodes", first)
     crosses = any(len({nodes[rank] for rank in mine[name]}) > 1 for name in names)
     return any(world.all_gather("whether data crosses nodes", crosses))
 

@@ -61,25 +61,17 @@ def _require(language: Language, environment: Mapping[str, str]) -> None:
     if path is None:
         raise _refusal(f"found no {kind} ({', '.join(names)})", f"one, by {language.caller}", change)
     command = [path, "-x", language.option, "-fsyntax-only", "-I", sysconfig.get_path("include"), "-"]
+    channels = dict(input="#include <Python.h>\n", capture_output=True, text=True)
     try:
-        done = subprocess.run(
-            command,
-            input="#include <Python.h>\n",
-            capture_output=True,
-            text=True,
-            timeout=TRY_S,
-            env=dict(environment),
-        )
+        done = subprocess.run(command, **channels, timeout=TRY_S, env=dict(environment))
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _refusal(
-            f"found a {kind} that doesn't run ({path}: {error})", "one that does", change
-        ) from None
+        fault = f"found a {kind} that doesn't run ({path}: {error})"
+        raise _refusal(fault, "one that does", change) from None
     if done.returncode:
         said = (done.stderr.strip() or "nothing").splitlines()[0]
         needed = "one that compiles for this Python, with its headers (python3-dev)"
-        raise _refusal(
-            f"found a {kind} that can't read Python.h ({path} says: {said})", needed, "install them,"
-        )
+        fault = f"found a {kind} that can't read Python.h ({path} says: {said})"
+        raise _refusal(fault, needed, "install them,")
 
 
 def _refusal(fault: str, needed: str, change: str) -> ConfigError:

@@ -1,28 +1,17 @@
-"""The same bits every time on a GPU (`numerics.deterministic`).
+"""The same bits every time on a GPU (`numerics.deterministic`): what is set in torch at first.
 
-What is set in torch, before it first multiplies there.
+What CUDA may add in any order, and what becomes of it (pytorch's sources, 2.11 to 2.13):
 
-What a step does of which CUDA has kernels that add in any order, by atomics, and what becomes of it
-(pytorch's sources, 2.11 to 2.13):
+    matrix products         cuBLAS may lend streams another workspace       CUBLAS_WORKSPACE_CONFIG
+    attention, backward     flash, memory-efficient: tiles in any order     in order
+                            cuDNN: not deterministic                        not chosen
+    index_add_ (embedding)  atomics                                         sorted, summed by runs
+    scatter_add_, gather's  atomics of integers, or of one number each      sorted
+    index_put_              any of several values for a place; here is one  sorted
 
-    matrix products         cuBLAS may lend its streams another workspace     CUBLAS_WORKSPACE_CONFIG
-                            each time
-    attention, backward     flash and memory-efficient: sums of tiles in any  in order
-                            order
-                            cuDNN: not deterministic                          not chosen
-    index_add_ (embedding)  atomics                                           sorted, then sums of
-                                                                              runs
-    scatter_add_, gather's  atomics, but of whole numbers, or of one number   sorted
-                            each
-    index_put_              any of several values for one place; here there   sorted
-                            is one
-
-torch refuses an operation that it has no deterministic kernel for, and
-tests/ranks/test_determinism.py finds those before a GPU does. On a CPU all are deterministic as
-they are, and nothing is set: the same setting would sort, and fill memory, there too.
-
-What is added over ranks has one order anyway. On an H200 the same steps had the same bits, and cost
-4.5 % more than with cuDNN's attention (docs/guides/gpus.md).
+torch refuses an operation without a deterministic kernel; tests/ranks/test_determinism.py finds it
+before a GPU does. On a CPU all are deterministic, and the setting would sort and fill memory.
+On an H200 it costs 4.5 % more than cuDNN's attention (docs/guides/gpus.md).
 """
 
 import os
@@ -43,10 +32,7 @@ DETERMINISM_MESSAGES = {
 
 
 def settle(numerics: Numerics, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Choose between deterministic and fastest kernels, for this process and its GPU. Raises ConfigError.
-
-    cuBLAS reads the environment when it is first used.
-    """
+    """Choose deterministic or fastest kernels, before cuBLAS is first used. Raises ConfigError."""
     deterministic = numerics.deterministic
     if deterministic and (workspace := environment.setdefault(WORKSPACE, FITTING[0])) not in FITTING:
         raise ConfigError(

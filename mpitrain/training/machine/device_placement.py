@@ -1,6 +1,4 @@
-"""The device of a rank, who shares it, the way that messages take from it, and the rank's share of
-the cores.
-"""
+"""The device of a rank, who shares it, the way of its messages, the rank's share of the cores."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -48,17 +46,14 @@ CPU = DevicePlacement(torch.device("cpu"))
 
 
 def place(plan: Plan, world: World, training: bool = True) -> DevicePlacement:
-    """Choose this rank's device, make it that of this thread, and set torch's threads.
+    """Choose this rank's device, make it that of this thread, and set torch's threads. Collective.
 
-    Collective over all ranks. training: without, a rank holds weights alone.
-
-    Raises InputError, alike on all ranks, if there is no device as asked for, or if it can't do or
-    hold what is asked.
+    training: without, a rank holds weights alone.
+    Raises InputError, alike on all ranks, if no device can do and hold what is asked.
     """
     node_gpus = world.on_every_rank("looking for a device", lambda: looked_for(plan.config))
-    world.require_same(
-        {"what run.device finds": f"{VENDORS[node_gpus.vendor]}'s GPUs" if node_gpus.vendor else "no GPU"}
-    )
+    found = f"{VENDORS[node_gpus.vendor]}'s GPUs" if node_gpus.vendor else "no GPU"
+    world.require_same({"what run.device finds": found})
     compiled, not_compiled = _whether_to_compile(plan.config.run.compile, node_gpus.vendor, world)
     if node_gpus.vendor is None:
         return replace(CPU, compiled=compiled)
@@ -133,19 +128,16 @@ def take_turns(node_gpus: Gpus, world: World) -> DevicePlacement:
     sharers = tuple(rank for rank, gpu in taken.items() if gpu == mine)
     device = torch.device(node_gpus.kind, index)
     first = sharers[0] == world.rank
-    return DevicePlacement(
-        device, node_gpus.vendor, node_gpus.seen[index], sharers, first, partial(node_gpus.use, index)
-    )
+    use = partial(node_gpus.use, index)
+    return DevicePlacement(device, node_gpus.vendor, node_gpus.seen[index], sharers, first, use)
 
 
 def shared(placement: DevicePlacement, world: World) -> str:
     """Return which ranks share a GPU, in words; nothing if none do. Collective over all ranks."""
     mine = ""
     if placement.first and len(placement.sharers) > 1:
-        mine = (
-            f"ranks {' '.join(map(str, placement.sharers))} share {placement.gpu.identity} of "
-            f"{library.host()}"
-        )
+        ranks = " ".join(map(str, placement.sharers))
+        mine = f"ranks {ranks} share {placement.gpu.identity} of {library.host()}"
     texts = [text for text in world.all_gather("who shares a GPU", mine) if text]
     more = f"; and {len(texts) - MOST_LISTED} more like that" if len(texts) > MOST_LISTED else ""
     return "; ".join(texts[:MOST_LISTED]) + more
@@ -156,7 +148,6 @@ def way_of_messages(placement: DevicePlacement, world: World, wanted: str, timeo
 
     wanted: comm.device.
     timeout_s: of others that wait for a child process, if one has to try.
-
     Raises MeshError, alike on all ranks.
     """
     if placement.gpu is None:
@@ -164,13 +155,8 @@ def way_of_messages(placement: DevicePlacement, world: World, wanted: str, timeo
     said = gpu_support.what_it_says(placement.vendor)
     index = str(placement.device.index)
     limit_s = min(gpu_probe.LIMIT_S, timeout_s / 2)
-    return gpu_support.choose(
-        world,
-        wanted,
-        said,
-        lambda: gpu_probe.attempt("mpitrain.training.machine.gpus:buffers", index, limit_s),
-        placement.gpu.name,
-    )
+    attempt = partial(gpu_probe.attempt, "mpitrain.training.machine.gpus:buffers", index, limit_s)
+    return gpu_support.choose(world, wanted, said, attempt, placement.gpu.name)
 
 
 def set_threads(run: Run) -> None:

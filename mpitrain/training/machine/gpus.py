@@ -1,7 +1,5 @@
 """What torch says of the GPUs that this process sees, as plain facts.
 
-Whoever decides by them is given them, and can be given others.
-
 torch's builds for AMD call everything `cuda`, too: run.device, the type of a device, the module.
 Whose GPUs they are counts for the memory kinds of MPI, for fp8 and for the driver, and only there.
 """
@@ -59,38 +57,27 @@ def torch_gpus() -> Gpus:
     vendor = "rocm" if torch.version.hip else "cuda"
     if not torch.cuda.is_available():
         return Gpus(None, (), driver(vendor), use)
-    seen = tuple(
-        _gpu(index, vendor, torch.cuda.get_device_properties(index))
-        for index in range(torch.cuda.device_count())
-    )
+    seen = tuple(_gpu(index, vendor) for index in range(torch.cuda.device_count()))
     return Gpus(vendor, seen, driver(vendor), use)
 
 
 def use(index: int) -> None:
-    """Make a GPU the device of this thread, and its context the thread's.
-
-    Libraries below MPI ask the driver, which knows no more.
-    """
+    """Make a GPU the device of this thread, and its context, which libraries below MPI ask for."""
     torch.cuda.set_device(index)
     # before CUDA 12 it is the first call that takes the context, not the choice
     torch.cuda.current_stream(index).query()
 
 
-def _gpu(index: int, vendor: str, properties: object) -> Gpu:
+def _gpu(index: int, vendor: str) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
     capability = f"{properties.major}.{properties.minor}"
     architecture = properties.gcnArchName.partition(":")[0] if vendor == "rocm" else capability
-    return Gpu(
-        properties.name,
-        identity(properties, index, vendor, os.environ),
-        properties.total_memory,
-        architecture,
-    )
+    named = identity(properties, index, vendor, os.environ)
+    return Gpu(properties.name, named, properties.total_memory, architecture)
 
 
 def identity(properties: object, index: int, vendor: str, environment: Mapping[str, str]) -> str:
-    """Return what names a GPU on its node.
-
-    Its UUID, else its place on the bus, else its number among those that the job was given.
+    """Return what names a GPU on its node: UUID, else place on the bus, else number in the job.
 
     Some of AMD's have no UUID, or one of zeros.
     """
@@ -131,8 +118,7 @@ def build() -> str:
 def share_out(visible: Sequence[Sequence[str]]) -> list[str | None]:
     """Return which GPU each rank of a node takes, given what each sees, by identity; None if it sees none.
 
-    A rank takes one that the fewest before it have taken, in the order in which it sees them: all
-    of one list in turn, its own where a launcher gave each rank one, and any mixture.
+    A rank takes the first it sees of those that the fewest before it have taken.
     """
     taken = dict[str, int]()
     choices = list[str | None]()

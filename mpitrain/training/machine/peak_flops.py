@@ -1,11 +1,8 @@
-"""The peak of all ranks in FLOP/s: model FLOPs of what they train (plan/declared/layer.py) are
-divided by it (MFU).
-
-A GPU counts once, whatever number of ranks compute on it.
-"""
+"""The peak of all ranks in FLOP/s, of which MFU is a share. A GPU that ranks share counts once."""
 
 import re
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -56,9 +53,7 @@ class PeakFlops(NamedTuple):
 
 
 def data_sheet(name: str) -> PeakFlops | None:
-    """Return what a data sheet says of a GPU, by the name that torch has for it; None if there is
-    none here.
-    """
+    """Return what a data sheet says of a GPU, by torch's name for it; None if none here does."""
     for pattern, peak, sheet in () if PART.search(name) else DATA_SHEETS:
         if re.search(pattern, name, re.IGNORECASE):
             flops = known_machine(peak).products["bf16"].peak if isinstance(peak, str) else peak
@@ -67,11 +62,7 @@ def data_sheet(name: str) -> PeakFlops | None:
 
 
 def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) -> PeakFlops:
-    """Return the peak of all ranks: of each GPU as the first of its ranks knows it, of CPUs what
-    rank 0 measures.
-
-    It is collective.
-    """
+    """Return the peak of all ranks: each GPU's, or what rank 0 measures of its CPU. Collective."""
     asked = placement.first if placement.gpu else world.rank == 0
     mine = _of(placement, dtype) if asked else None
     peaks = [one for one in world.all_gather("the peaks of their devices", mine) if one]
@@ -80,10 +71,9 @@ def peak_of_all(placement: DevicePlacement, dtype: torch.dtype, world: World) ->
 
 def gpus_peak(peaks: Sequence[PeakFlops]) -> PeakFlops:
     """Return the peak of different GPUs together."""
-    by_source = {
-        source: [one.flops for one in peaks if one.source == source]
-        for source in dict.fromkeys(one.source for one in peaks)
-    }
+    by_source = defaultdict[str, list[float]](list)
+    for one in peaks:
+        by_source[one.source].append(one.flops)
     parts = [
         f"{len(flops)} x {sum(flops) / len(flops) / 1e9:,.0f} GFLOP/s ({source})"
         for source, flops in by_source.items()
@@ -101,30 +91,24 @@ def _of(placement: DevicePlacement, dtype: torch.dtype) -> PeakFlops:
     sheet = data_sheet(placement.gpu.name) if placement.gpu else None
     if sheet:
         return sheet
-    # not every CPU is faster with 16 bits
-    device = placement.device
-    where = "rank 0"
-    sizes = SIZES_OF_CPU
-    dtypes = {dtype, torch.float32}
-    if dtype.itemsize > 4:
-        dtypes = {dtype}
+    multiply = _multiply_on(placement.device)
     if placement.gpu:
-        where = f"{placement.gpu.name}, which no data sheet here has"
-        dtypes = {dtype}
-        sizes = _fitting(dtype, placement.gpu.memory_bytes)
-    seconds = _seconds_of_gpu if placement.gpu else ProcessorTime()
-    best, kind, n = fastest(dtypes, sizes, _multiply_on(device), seconds)
-    how = "timed" if placement.gpu else f"the best of {REPEATS} by processor time{seconds.disturbed()},"
-    return PeakFlops(
-        best, f"{str(kind).removeprefix('torch.')} product of {n} x {n} matrices, {how} on {where}"
-    )
+        best, kind, n = fastest(
+            {dtype}, _fitting(dtype, placement.gpu.memory_bytes), multiply, _seconds_of_gpu
+        )
+        how = f"timed on {placement.gpu.name}, which no data sheet here has"
+    else:
+        seconds = ProcessorTime()
+        # not every CPU is faster with 16 bits
+        dtypes = {dtype} if dtype.itemsize > 4 else {dtype, torch.float32}
+        best, kind, n = fastest(dtypes, SIZES_OF_CPU, multiply, seconds)
+        how = f"the best of {REPEATS} by processor time{seconds.disturbed()}, on rank 0"
+    name = str(kind).removeprefix("torch.")
+    return PeakFlops(best, f"{name} product of {n} x {n} matrices, {how}")
 
 
 def _fitting(dtype: torch.dtype, memory_bytes: int) -> Sequence[int]:
-    """Return the sizes whose matrices take a small part of a GPU's memory.
-
-    Where it is shared, others have theirs there.
-    """
+    """Return the sizes that take a small part of a GPU's memory, which ranks may share."""
     return [n for n in SIZES_OF_GPU if 3 * n * n * dtype.itemsize <= memory_bytes / 8] or SIZES_OF_GPU[:1]
 
 
@@ -159,10 +143,7 @@ def _multiply_on(device: torch.device) -> Callable[[int, torch.dtype], Callable[
 
 
 def _seconds_of_gpu(work: Callable[[], None]) -> float:
-    """Return how long work takes.
-
-    A GPU computes after the call has returned: its own events tell when it has begun and ended.
-    """
+    """Return how long work takes by the GPU's events: it goes on after the call has returned."""
     begin = torch.cuda.Event(enable_timing=True)
     end = torch.cuda.Event(enable_timing=True)
     begin.record()
@@ -173,11 +154,10 @@ def _seconds_of_gpu(work: Callable[[], None]) -> float:
 
 
 class ProcessorTime:
-    """Times work by what the processor spent on this thread.
+    """Times work by what the processor spent on this thread: not while others had the core.
 
-    The time in which others had the core doesn't count. By the clock on the wall a machine with a
-    load of 20 on 2 cores had a fifth of its peak, and MFU was five times too high. torch's other
-    threads work meanwhile, and this one waits for them at the end of each product without sleeping.
+    By the wall clock MFU was five times too high with a load of 20 on 2 cores. At the end of each
+    product this thread waits for torch's others without sleeping.
     """
 
     def __init__(self) -> None:

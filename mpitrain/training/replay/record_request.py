@@ -1,7 +1,4 @@
-"""What `mpitrain run --record RANK:STEP` asks for.
-
-No torch: what is wrong with it is refused before anything is built.
-"""
+"""What `mpitrain run --record RANK:STEP` asks for. No torch: faults are refused before building."""
 
 import re
 from pathlib import Path
@@ -16,6 +13,9 @@ class RecordRequest(NamedTuple):
 
     rank: int
     step: int
+
+    def __str__(self) -> str:
+        return f"--record {self.rank}:{self.step}"
 
     @staticmethod
     def read(text: str | None) -> "RecordRequest | None":
@@ -33,25 +33,17 @@ class RecordRequest(NamedTuple):
     def require(self, num_ranks: int, num_steps: int) -> None:
         """Raise ConfigError if there is no such rank or step."""
         if self.rank >= num_ranks:
-            raise ConfigError(
-                f"--record {self.rank}:{self.step}: the run has {counted(num_ranks, 'ranks')}; "
-                f"give a rank from 0 to {num_ranks - 1}"
-            )
+            ranks = counted(num_ranks, "ranks")
+            raise ConfigError(f"{self}: the run has {ranks}; give a rank from 0 to {num_ranks - 1}")
         if self.step > num_steps:
-            raise ConfigError(
-                f"--record {self.rank}:{self.step}: run.steps = {num_steps}; name a step up to that, or "
-                "raise run.steps"
-            )
+            change = "name a step up to that, or raise run.steps"
+            raise ConfigError(f"{self}: run.steps = {num_steps}; {change}")
 
     def require_open(self, step: int, folder: Path) -> None:
-        """Raise ConfigError if a run that resumes after `step` is past this one; not if it is
-        recorded, since jobs start one command again.
-        """
+        """Raise ConfigError if a run that resumes after `step` is past this one, unrecorded."""
         if self.step <= step and not self.path_in(folder).exists():
-            raise ConfigError(
-                f"--record {self.rank}:{self.step}: the run resumes after step {step}; name a later step, or "
-                "another run.dir"
-            )
+            change = "name a later step, or another run.dir"
+            raise ConfigError(f"{self}: the run resumes after step {step}; {change}")
 
     def path_in(self, folder: Path) -> Path:
         """Return where the recording goes."""

@@ -1,16 +1,11 @@
-"""A rank's part in one step, in a file: what it began with, what came to it from others, and what
-it made of that.
+"""A rank's part in one step, in an .npz file without pickle, written while the step runs.
 
-    about              JSON: the configuration, the rank, the step; what it gave to each operation
-                       and its gradients, as digests
-    tokens             of its data-parallel rank
-    ends               where documents end in these, if they are separate
-    state/0 ...        its weights, masters and moments before the step, in the order of state_of()
-    came/AXIS/7/0 ...  the buffers that operation 7 of an axis has filled, those of axes of several
-                       ranks
-
-An .npz file: arrays in a ZIP archive, written one by one while the step runs, without pickle.
-`mpitrain replay` reads it (replay.py).
+about              JSON: the configuration, the rank, the step; what it gave to each operation
+                   and its gradients, as digests
+tokens             of its data-parallel rank
+ends, scored       where documents end in these, if they are separate; which carry loss
+state/0 ...        its weights, masters and moments before the step, in the order of state_of()
+came/AXIS/7/0 ...  the buffers that operation 7 of an axis of several ranks has filled
 """
 
 import json
@@ -48,9 +43,8 @@ def state_of(actor: Actor) -> Iterator[torch.Tensor]:
 
 def gradients_of(actor: Actor) -> list[tuple[str, int, int, int]]:
     """Return name, first and last element, and digest of each gradient that this rank has the sum of."""
-    return [
-        (piece.spec.name, piece.begin, piece.end, digest([piece.grad])) for piece in actor.gradients.pieces
-    ]
+    pieces = actor.gradients.pieces
+    return [(piece.spec.name, piece.begin, piece.end, digest([piece.grad])) for piece in pieces]
 
 
 class Recording:
@@ -82,11 +76,9 @@ class Recording:
     def _begin(self) -> None:
         draft = self._opened.enter_context(replacing(self._path))
         self._file = self._opened.enter_context(closing(zipfile.ZipFile(draft, "w", zipfile.ZIP_STORED)))
-        self._write("tokens", self._rows.tokens)
-        if self._rows.ends is not None:
-            self._write("ends", self._rows.ends)
-        if self._rows.scored is not None:
-            self._write("scored", self._rows.scored)
+        for name in ("tokens", "ends", "scored"):
+            if (array := getattr(self._rows, name)) is not None:
+                self._write(name, array)
         for number, x in enumerate(state_of(self._actor)):
             self._write(f"state/{number}", as_bytes(x))
 
@@ -108,10 +100,7 @@ class Recording:
         self._opened.close()
 
     def _attempt(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Write, if all that was to be written before could be.
-
-        Others wait for what this rank computes, and not for its disk.
-        """
+        """Write, if all before could be written: others wait for this rank, not for its disk."""
         if self.failed:
             return
         try:

@@ -1,9 +1,7 @@
-"""`mpitrain replay`: one rank's part in a step, alone, in one process, without MPI: from a
-recording (recording.py), bit for bit.
+"""`mpitrain replay`: one rank's part in a step, without MPI, from a recording, bit for bit.
 
-The rank's own program runs, on axes where what came from others comes from the file
-(comm/standins/replay.py). What it gives to others and its gradients must be what they were; the
-first that isn't is named, with its instruction.
+What came from others comes from the file (comm/standins/replay.py). What it gives to others and its
+gradients must be what they were; the first that isn't is named, with its instruction.
 """
 
 import bdb
@@ -110,10 +108,8 @@ class Recorded:
         """Return an array of at most so many bytes. A recording has it as it is, not packed."""
         try:
             member = self._file.getinfo(f"{name}.npy")
-            if (
-                member.compress_type != zipfile.ZIP_STORED
-                or member.file_size > most_bytes + MOST_HEADER_BYTES
-            ):
+            too_large = member.file_size > most_bytes + MOST_HEADER_BYTES
+            if too_large or member.compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{name} is packed, or has more than {most_bytes:,} bytes")
             with self._file.open(member) as file:
                 return np.lib.format.read_array(file, allow_pickle=False)
@@ -155,24 +151,25 @@ class Recorded:
     def tokens(self, plan: Plan) -> np.ndarray:
         """Return the tokens of the rank: [sequences, tokens of a sequence and the one that follows]."""
         config = plan.config
-        shape = self._num_rows(plan), config.data.sequence + 1
+        shape = self._shape(plan)
         tokens = self.read("tokens", 8 * math.prod(shape))
         known = tokens.dtype.kind in "iu" and tokens.shape == shape
         if not known or tokens.min() < 0 or tokens.max() >= config.model.vocab:
             raise self.damaged(f"tokens are not {list(shape)} numbers below {config.model.vocab:,}")
         return tokens
 
-    def _num_rows(self, plan: Plan) -> int:
-        return len(sequences_of(plan.config, plan.axes.grid.coordinates(self.about().rank)["dp"]))
+    def _shape(self, plan: Plan) -> tuple[int, int]:
+        mine = sequences_of(plan.config, plan.axes.grid.coordinates(self.about().rank)["dp"])
+        return len(mine), plan.config.data.sequence + 1
 
     def truths(self, name: str, plan: Plan) -> np.ndarray | None:
-        """Return what is said of each of these tokens: whether a document ends, whether it is scored.
+        """Return whether a document ends at each of these tokens, or whether it is scored.
 
         None if all are alike (joined documents, no mask), or the file is older.
         """
         if name not in self.names:
             return None
-        shape = self._num_rows(plan), plan.config.data.sequence + 1
+        shape = self._shape(plan)
         truths = self.read(name, math.prod(shape))
         if truths.dtype != bool or truths.shape != shape:
             raise self.damaged(f"{name} are not {list(shape)} truth values")
@@ -180,12 +177,7 @@ class Recorded:
 
 
 class Replay:
-    """Runs what a file tells.
-
-    at: the instruction before which the debugger is called, if any.
-
-    Raises DataError.
-    """
+    """Runs what a file tells. at: the instruction that the debugger stops at. Raises DataError."""
 
     def __init__(self, path: str, at: str | None = None):
         self._file = Recorded(path)
@@ -198,8 +190,7 @@ class Replay:
                 f"{shown(path)}: recorded on a GPU, and there is none here; replay it where there is one"
             )
         torch.set_num_threads(about.threads)
-        axes = self.plan.axes
-        rank = about.rank
+        axes, rank = self.plan.axes, about.rank
         self.place = Stops(rank, at)
         self.mesh = ReplayMesh(rank, axes.of(rank), axes.carried)
         self._given: list[tuple[str, int, str, str, int]] = []
@@ -220,11 +211,10 @@ class Replay:
         """Run the step up to the update; say whether it is the recorded one, and return the exit code."""
         about = self.about
         gradients = list[Sequence]()
-        tokens = torch.from_numpy(self._tokens).to(self.actor.site.device)
-        ends = (
-            about.separator if self._ends is None else torch.from_numpy(self._ends).to(self.actor.site.device)
-        )
-        scored = None if self._scored is None else torch.from_numpy(self._scored[:, 1:]).to(tokens.device)
+        device = self.actor.site.device
+        tokens = torch.from_numpy(self._tokens).to(device)
+        ends = about.separator if self._ends is None else torch.from_numpy(self._ends).to(device)
+        scored = None if self._scored is None else torch.from_numpy(self._scored[:, 1:]).to(device)
         microbatches = self.actor.cutter.cut(tokens, ends, scored)
 
         def compute_and_look(compute: Callable[[], Work]) -> Work:
@@ -249,10 +239,7 @@ class Replay:
         """Nothing comes but from the file."""
 
     def _fill(self, which: TappedOperation, buffers: Sequence[Array]) -> None:
-        """Fill buffers with what came.
-
-        What is started before the step, and after its update, isn't recorded.
-        """
+        """Fill buffers with what came; before the step and after its update nothing is recorded."""
         names = [f"came/{which.axis}/{which.number}/{number}" for number in range(len(buffers))]
         if all(name in self._file.names for name in names):
             self._file.fill(names, buffers)
@@ -265,14 +252,13 @@ class Replay:
 
     def _compare(self, gradients: list[Sequence], say: Callable[[str], None]) -> int:
         about = self.about
-        given = {tuple(message[:2]): message for message in map(list, self._given)}
+        given = {(axis, number): value for axis, number, *_, value in self._given}
         say(
             f"rank {about.rank} of {about.size}, step {about.step}: {len(about.given)} operations, "
             f"{len(gradients)} gradients"
         )
         for axis, number, operation, instruction, wanted in about.given:
-            digests = given.get((axis, number))
-            if digests is None or digests[-1] != wanted:
+            if given.get((axis, number)) != wanted:
                 where = f"{shown(instruction)}, what it gives to {shown(operation)} {number} of {shown(axis)}"
                 say(f"not the same bits: first in {where}")
                 return FAILED

@@ -142,10 +142,7 @@ def newest_in(nodes: Sequence[NodeInventory]) -> CopiedStep:
 
 
 def _newest_of(start: str, nodes: Sequence[NodeInventory]) -> CopiedStep:
-    """Return the newest step of which what a start has copied is whole.
-
-    Of one under way some parts aren't there yet, and the step before is whole: nothing is lost.
-    """
+    """Return the newest step that a start has copied whole; the one before that under way."""
     held = [(index, *node.shards[start]) for index, node in enumerate(nodes) if start in node.shards]
     num_shards = held[0][1]
     seen = {step for _, _, shards in held for steps in shards.values() for step in steps}

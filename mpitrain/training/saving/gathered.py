@@ -1,7 +1,6 @@
 """The state of several ranks in one of them, which writes one file for all (run.shards = "node" or "one").
 
-What each rank counts are boxes of arrays; the first rank of a group is sent those of the others,
-and puts together what makes a whole array, so that a file of all ranks has each array in one piece.
+The first rank of a group is sent the boxes of the others, and joins those that make a whole array.
 """
 
 import math
@@ -27,8 +26,7 @@ class BoxHeader(NamedTuple):
 
 
 class Gathered:
-    """What a group of ranks counts of weights and moments, in host memory of its first rank, as it
-    was when it was last taken.
+    """A group's weights and moments, in host memory of its first rank, as they were last taken.
 
     snapshot: what this rank counts; not copied, or else it would be in memory twice.
     num_bytes: that this rank writes; none but on the first.
@@ -66,18 +64,14 @@ class Gathered:
                 self._target(name, shape, extent)[...] = array
 
     def parts(self) -> Parts:
-        """Return what was taken, as checkpoint.save takes it, in the memory of this object; nothing
-        but on the first rank.
-        """
+        """Return what was taken, as checkpoint.save takes it; but on the first rank, nothing."""
         return self._parts
 
     @property
     def description(self) -> str:
         """Say what this rank holds."""
-        return (
-            f"{self.num_bytes / 1e6:.2f} MB are what rank 0 holds to save {self._group.size} ranks in one "
-            "file (run.shards)"
-        )
+        held = f"{self.num_bytes / 1e6:.2f} MB are what rank 0 holds"
+        return f"{held} to save {self._group.size} ranks in one file (run.shards)"
 
     def _target(self, name: str, shape: tuple[int, ...], extent: Extent) -> np.ndarray:
         box = _box(shape, extent)
@@ -97,9 +91,7 @@ def _box(shape: tuple[int, ...], extent: Extent) -> Box:
 
 
 def _memory(headers: list[BoxHeader]) -> Parts:
-    """Return uninitialised memory for these boxes, in one piece for what makes a whole array, else
-    for each box.
-    """
+    """Return uninitialised memory for these boxes, one piece for those that make a whole array."""
     by_name = defaultdict(list)
     for header in headers:
         by_name[header.name].append(header)

@@ -6,9 +6,8 @@
     a node dies     of its ranks' parts other nodes have them
     the next start  makes a checkpoint of step 57 of them (copied_step.py); any layout can read it
 
-No rank can be two copies ahead of another, as every step ends with sums over all ranks: of the two
-newest copies one is of a step that all have. COPY is complete before these sums, so the same holds
-for copies on other nodes.
+No rank can be two copies ahead of another, as every step ends with sums over all ranks, after COPY
+is complete: of the two newest copies, one is of a step that all have, also on other nodes.
 """
 
 import secrets
@@ -89,13 +88,11 @@ class CopyTaker:
 
 
 class MemoryCopies:
-    """Copies of an actor's state in memory, between two steps.
+    """Copies of an actor's state in memory, between two steps. All but copy() is collective.
 
     memory: where; None: there are none.
     num_bytes, own_bytes: of memory that they take, of all ranks and of this one.
     say: prints a line on the first rank.
-
-    Making it, forget() and end() are collective over all ranks; copy() is not.
     """
 
     def __init__(
@@ -223,14 +220,12 @@ class MemoryCopies:
 
 
 class PartnerExchange:
-    """What is sent to a partner on another node, and what comes from one.
+    """What is sent to a partner on another node, and what comes from one. Making it is collective.
 
     path: of what says what is sent.
     own: copies of this rank that are sent; None: it has nothing that no other node has.
     num_bytes: of a copy that is sent, alike on all ranks. At its end is the digest of the rest.
     received: copies of the other's state; None: it sends nothing of use.
-
-    Making it is collective over all ranks.
     """
 
     def __init__(self, actor: Actor, world: World, path: Path, own: CopyFile | None, num_bytes: int):
@@ -287,10 +282,7 @@ class PartnerExchange:
 
 
 def copied_pieces(actor: Actor) -> list[CopiedPieces]:
-    """Return the parts of the state that this rank copies.
-
-    What no rank of another node copies, too, is one part, and is sent there.
-    """
+    """Return the parts of the state that this rank copies; what no other node has is one part."""
     rank = actor.mesh.rank
     alone: list[ParameterShard] = []
     parts: list[tuple[PartKey, Sequence[ParameterShard]]] = []

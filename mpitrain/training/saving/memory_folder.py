@@ -9,10 +9,9 @@
     runs/my/recovery.json                 names the first; without it nothing is read there; and the
                                           step in memory after which the last start has resumed
 
-A copied run directory names a folder of another run, and one that was removed names none: neither
-is resumed from what isn't its own. A copy counts if its two marks say the same step: a rank that is
-killed while it copies leaves different ones. A step counts if every part has a copy of it, on
-whatever node. What was changed since has another digest, and isn't used (copied_step.py).
+A copied run directory names a folder of another run, and isn't resumed from it. A copy counts if
+its two marks say the same step: a rank that is killed while it copies leaves different ones. A step
+counts if every part has a copy of it, on whatever node, with its digest (copied_step.py).
 """
 
 import json
@@ -132,9 +131,8 @@ class CopyFile:
         """Give the memory of the other copies back to the node, where its system can do that."""
         for other in set(range(GENERATIONS)) - {generation}:
             self.begin(other)
-            begin, end = (
-                aligned_bytes(place * self._stride + MARKS, mmap.PAGESIZE) for place in (other, other + 1)
-            )
+            begin = aligned_bytes(other * self._stride + MARKS, mmap.PAGESIZE)
+            end = aligned_bytes((other + 1) * self._stride + MARKS, mmap.PAGESIZE)
             with suppress(OSError, AttributeError, ValueError):  # no tmpfs, or no Linux
                 self._memory.madvise(mmap.MADV_REMOVE, begin, end - mmap.PAGESIZE - begin)
 
@@ -246,10 +244,8 @@ def memory_folders(rundir: RunDir) -> list[Path]:
     with suppress(OSError):
         names = [name for name, is_folder in names_in(named.parent) if is_folder]
         same = [name for name in names if name == named.name or name.startswith(f"{named.name}.")]
-        folders = [named.parent / name for name in same if _first_rank(name) >= 0]
-        return sorted(
-            (folder for folder in folders if _is_own(folder, rundir)), key=lambda f: _first_rank(f.name)
-        )
+        same = sorted((name for name in same if _first_rank(name) >= 0), key=_first_rank)
+        return [folder for name in same if _is_own(folder := named.parent / name, rundir)]
     return []
 
 
@@ -294,7 +290,6 @@ class NodeMemory:
     partner: ranks of a node, as the plan has it; 0: ranks that share memory are a node.
     first: the first rank of this node; it makes and removes what all its ranks use.
     ranks: of this node.
-
     Making it, and what makes or removes, is collective over all ranks.
     """
 
@@ -307,7 +302,7 @@ class NodeMemory:
         self.first = mine
         self.ranks = [rank for rank, first in enumerate(firsts) if first == mine]
         # nodes that share a host, or its /dev/shm, divide what they find there
-        self._at_start = self._identities()
+        self._at_start = [_identity(folder) for folder in memory_folders(rundir)]
         seen = world.all_gather("folders in memory", self._at_start if self.leads else [])
         nodes = sorted(set(firsts))
         self._others = {
@@ -328,16 +323,9 @@ class NodeMemory:
 
     def folders(self) -> list[Path]:
         """Return the folders that this node reads and removes, of this start and earlier ones."""
+        mine = set(self._at_start) - self._others
         folders = memory_folders(self._rundir)
-        return [folder for folder in folders if folder == self._folder or self._is_mine(folder)]
-
-    def _is_mine(self, folder: Path) -> bool:
-        """Return whether a folder was there at the beginning, and isn't another node's."""
-        name = _identity(folder)
-        return name in self._at_start and name not in self._others
-
-    def _identities(self) -> list[str]:
-        return [_identity(folder) for folder in memory_folders(self._rundir)]
+        return [folder for folder in folders if folder == self._folder or _identity(folder) in mine]
 
     def is_used(self) -> bool:
         """Return whether the run has something in memory of some node."""
@@ -354,7 +342,7 @@ class NodeMemory:
 
     def on_each_node(self, what: str, action: Callable[[], object]) -> None:
         """Do something on the first rank of each node. An InputError is raised on all ranks."""
-        self.world.on_every_rank(what, action if self.leads else _nothing)
+        self.world.on_every_rank(what, action if self.leads else lambda: None)
 
     def note_resumed(self, step: int) -> None:
         """Note after which step in memory this start resumes; 0: after none."""
@@ -424,19 +412,14 @@ class NodeMemory:
             ) from None
 
 
-def _nothing() -> None:
-    """Do nothing, on ranks that aren't the first of their node."""
-
-
 # ---------------------------------------------------------------- copies that starts left
 
 
 def copies_in(folder: Path) -> list[Path]:
     """Return the folders of copies, one for each start that has left some."""
     with suppress(OSError):
-        return [
-            folder / name for name, is_folder in names_in(folder) if is_folder and name.startswith(COPIES)
-        ]
+        names = [name for name, is_folder in names_in(folder) if is_folder]
+        return [folder / name for name in names if name.startswith(COPIES)]
     return []
 
 

@@ -1,6 +1,4 @@
-"""The checkpoint that a run resumes from: the newest one that is whole, of which each rank verifies
-a part.
-"""
+"""The checkpoint that a run resumes from, the newest whole one: each rank verifies a part of it."""
 
 import secrets
 from collections.abc import Callable, Mapping
@@ -14,11 +12,10 @@ VERIFYING = "verifying the newest checkpoint"
 
 
 class Newest(NamedTuple):
-    """The checkpoint to resume from.
+    """The checkpoint to resume from: its step, 0 if there is none.
 
-    Its step, 0 if there is none, and digests of the tokens it was trained on and of experts.replay.
-
-    routing: empty if nothing was replayed, and in older ones.
+    data: digest of the tokens it was trained on. routing: of experts.replay; "" if nothing was
+    replayed, and in older ones.
     order: name of the data's order; empty in older ones.
     damaged: later steps, which were passed over.
     config: the configuration that it was saved with, TOML.
@@ -74,23 +71,15 @@ def newest_whole(
         damage = None
         try:
             step, meta, config = load.verified(path, part, needs, note)
-            newest = Newest(
-                step,
-                meta["data"],
-                meta.get("routing", ""),
-                meta.get("order", ""),
-                config=config,
-                sequences=meta.get("sequences", 0),
-            )
+            routing, order = meta.get("routing", ""), meta.get("order", "")
+            sequences = meta.get("sequences", 0)
+            newest = Newest(step, meta["data"], routing, order, config=config, sequences=sequences)
         except CheckpointError as error:
             damage = error.args[0]
-        damages = filter(None, world.all_gather(VERIFYING, damage))
-        for first in damages:
+        for first in filter(None, world.all_gather(VERIFYING, damage)):
             damaged.append(step_of(path))
             raise CheckpointError(first)
         return newest
 
-    newest = (
-        world.on_every_rank(VERIFYING, lambda: load.newest_of(folder, committed, judge, warn)) or Newest()
-    )
-    return newest._replace(damaged=tuple(damaged), folder=folder)
+    newest = world.on_every_rank(VERIFYING, lambda: load.newest_of(folder, committed, judge, warn))
+    return (newest or Newest())._replace(damaged=tuple(damaged), folder=folder)

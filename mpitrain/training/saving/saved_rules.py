@@ -1,7 +1,6 @@
-"""State of a checkpoint, read by the rules it was saved by: the configuration in the step.
+"""State of a checkpoint, converted from the configuration in the step.
 
-A copy of a run may have another batch, sequence length or precision. So what is counted in
-sequences, or belongs to a precision, is converted, not taken as it is.
+A copy of a run may have another batch, sequence length or precision.
 """
 
 from mpitrain.checkpoint.reader import Checkpoint
@@ -15,8 +14,8 @@ MOST = 1 << 53  # sequences
 def sequences_read(saved: Checkpoint, config: Config) -> int:
     """Return the place in the data's order of the next sequence, counted in sequences of `config`.
 
-    The place is a number of tokens. Another data.sequence rounds it up to a whole sequence, so that
-    no token is counted twice. Raises CheckpointError for a place that no run reaches.
+    Another data.sequence rounds it up, so that no token is counted twice. Raises CheckpointError
+    for a place that no run reaches.
     """
     count = saved.meta.get("sequences")
     if count is None:  # of an older version

@@ -1,6 +1,4 @@
-"""Saving while training continues.
-
-What threads write beside the steps, and the step at which all ranks know that it is saved.
+"""Saving while training continues: threads write, and all ranks know at one step that it is saved.
 
     after step 40   a snapshot in host memory; a thread of each rank that has a shard writes, hashes
                     and syncs it
@@ -9,9 +7,8 @@ What threads write beside the steps, and the step at which all ranks know that i
                     commits, and removes what isn't kept
     after step 44   all ranks know that step 40 is saved, and the line of step 44 says so
 
-How far a rank is travels with the totals of the step (actor/step_totals.py): all change their mind
-after the same step, and nobody waits. Who has to, for the end, to leave, or to save again, does so
-in finish(), and the place of the rank says for whose disk.
+How far a rank is travels with the totals of the step (actor/step_totals.py). Ranks wait in finish()
+only: for the end, to leave, or to save again.
 """
 
 import socket
@@ -60,8 +57,6 @@ class Unhealthy(CheckpointError):
 
 class Task:
     """Something that a thread of this rank does, or the rank itself if it can have no thread.
-
-    `place` tells of it, besides what the rank does itself.
 
     over: is set at the end.
     what: it does now.
@@ -178,7 +173,6 @@ class Saver:
 
     A shard comes from each rank that is the first to have its part of a domain's state, or from the first
     of a group of ranks (run.shards).
-
     resumed: the checkpoint that the run resumes from.
     say: prints a line on the first rank.
     last: how the last save went.
@@ -245,13 +239,10 @@ class Saver:
         return self._snapshot.description if isinstance(self._snapshot, Gathered) else ""
 
     def start(self, step: int, meta: dict) -> None:
-        """Take a snapshot, and have it written; without copies, wait until it is.
-
-        What was under way is waited for first.
-        """
+        """Finish what is under way, and begin to write a snapshot; without copies, wait for it."""
         self.finish()
-        if self.last.waited_s > SLOW_S and self._background:
-            last = self.last
+        last = self.last
+        if last.waited_s > SLOW_S and self._background:
             self._say(
                 f"step {step} waited {last.waited_s:.1f} s until step {last.step} was saved, which took "
                 f"{last.took_s:.1f} s"
@@ -282,17 +273,13 @@ class Saver:
         self._retention.damaged.update(damaged)
 
     def refuse(self, step: int, reason: str) -> None:
-        """Take note that a step isn't worth saving.
-
-        What was under way is waited for first: its outcome is the earlier one.
-        """
+        """Wait for what is under way, and take note that a step isn't worth saving."""
         self.finish()
         self._record(Outcome(step, reason, unhealthy=True))
 
     def lines(self) -> dict:
         """Return how saves went that are over since the last call, for a line of metrics.jsonl."""
-        over = self._over
-        self._over = []
+        over, self._over = self._over, []
         # saves that ended since the last line
         return {"saves": [outcome.line() for outcome in over]} if over else {}
 
@@ -314,10 +301,7 @@ class Saver:
 
     @contextmanager
     def patiently(self) -> Iterator[None]:
-        """Let this rank stay longer where it is in the block: one sync of a slow disk may take minutes.
-
-        All ranks come here.
-        """
+        """Let this rank stay longer where it is: a slow disk may take minutes. Collective."""
         limit_s = self._place.limit_s
         self._place.name(self._place.who, max(limit_s, self._patience_s))
         yield
@@ -387,11 +371,8 @@ class Saver:
         return ""
 
     def _wait_here(self) -> None:
-        """Wait for the thread of this rank, as long as it does one thing after the other within the
-        limit of a place.
-        """
-        task = self._task
-        seen = ""
+        """Wait for the thread of this rank; each thing it does has the limit of a place."""
+        task, seen = self._task, ""
         while task is not None and not task.over.wait(LOOK_S):
             if task.what != seen:
                 seen = task.what
@@ -401,21 +382,17 @@ class Saver:
         """Forget a save that failed on a rank; the steps before it are as they were."""
         mine = (self._task.failed, self._task.unhealthy) if self._task else ("", False)
         reasons = self._world.all_gather("why a step isn't saved", mine)
-        rank, (reason, unhealthy) = next(
-            (rank, refusal) for rank, refusal in enumerate(reasons) if refusal[0]
-        )
+        rank, (reason, unhealthy) = next(item for item in enumerate(reasons) if item[1][0])
         if self._world.rank == 0:
             with suppress(OSError):  # then the next save does
                 remove(self._save.tmp, STEP)
-        self._end(
-            reason=reason if unhealthy or self._world.size == 1 else f"rank {rank}: {reason}",
-            unhealthy=unhealthy,
-        )
+        if not unhealthy and self._world.size > 1:
+            reason = f"rank {rank}: {reason}"
+        self._end(reason=reason, unhealthy=unhealthy)
 
     def _end(self, **outcome: Any) -> None:
         over = self._save
-        self._save = None
-        self._task = None
+        self._save = self._task = None
         times = {"stall_s": over.stall_s, "took_s": time.monotonic() - over.begun, "waited_s": over.waited_s}
         self._record(Outcome(over.step, **outcome, **times))
 
@@ -424,11 +401,9 @@ class Saver:
         self.last = outcome
         self.newest = self._place.saved = self.newest if outcome.reason else outcome.step
         if outcome.reason:
-            newest = (
-                f"the newest checkpoint is of step {self.newest}"
-                if self.newest
-                else "there is no checkpoint yet"
-            )
+            newest = "there is no checkpoint yet"
+            if self.newest:
+                newest = f"the newest checkpoint is of step {self.newest}"
             self._say(f"step {outcome.step} is not saved: {outcome.reason}; {newest}")
         elif outcome.kept:
             self._say(f"step {outcome.step} is saved, but earlier ones were not removed: {outcome.kept}")

@@ -28,10 +28,7 @@ AT_ONCE = 1 << 20  # elements that are looked at together: a thread that looks n
 
 
 def has_a_shard(actor: Actor) -> bool:
-    """Tell whether this rank is the first of those that have its part of a domain's state.
-
-    Then it writes that part.
-    """
+    """Tell whether this rank is the first with its part of a domain's state: then it writes it."""
     return any(zero_group.first for zero_group in actor.zero_groups.values())
 
 
@@ -59,9 +56,8 @@ class Snapshot:
         self._compute = streams.compute
         self.copied = copied
         live = self._live()
-        self._copies = (
-            [(what, piece, allocate(len(x), x.dtype).zero_()) for what, piece, x in live] if copied else []
-        )
+        held = live if copied else ()
+        self._copies = [(what, piece, allocate(len(x), x.dtype).zero_()) for what, piece, x in held]
         self.targets = list(_pieces([copy for _, _, copy in self._copies]))
         self.sizes = [x.nbytes for _, _, x in live]
         self.num_bytes = self.own_bytes = sum(self.sizes)
@@ -91,9 +87,7 @@ class Snapshot:
         return _parts(self._copies)
 
     def parts(self) -> Parts:
-        """Return what was taken, as checkpoint.save takes it, in the memory of this object or of
-        the actor.
-        """
+        """Return what was taken, as checkpoint.save takes it, in memory of this object or actor."""
         return self._copy_parts if self.copied else _parts(self._live())
 
     def _live(self) -> list[Held]:
@@ -173,9 +167,7 @@ def _tensors(actor: Actor, pieces: Sequence[ParameterShard]) -> Iterator[Held]:
 
 
 def _state(actor: Actor, pieces: Sequence[ParameterShard]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
-    """Yield (name in the checkpoint, parameter, box of its box here, flat tensor) of weights and
-    moments, box by box.
-    """
+    """Yield (name in the checkpoint, parameter, box of its box here, flat tensor), box by box."""
     for what, piece, x in _tensors(actor, pieces):
         for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
             yield f"{what}/{piece.spec.name}", piece.spec, box, x[here]
