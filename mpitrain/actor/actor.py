@@ -6,11 +6,9 @@ for instruction in program:  what stands in the list happens, in this order; `pl
                  moved on (stage_compute.py)
     O            has the next forward put what it keeps into host memory
     R            the forward again of a microbatch whose F kept its input alone
-    PAIR         the next two in turns, segment by segment: a forward and a backward, or a part of
-                 each
+    PAIR         the next two in turns, segment by segment: a forward and a backward, or parts
     SEND         starts and returns; all sends are waited for before the update (pipeline_messages.py)
-    RECV         waits; the next receives of the list are posted ahead, so that messages don't wait
-                 for us
+    RECV         waits; the next receives of the list are posted ahead
     COPY         starts sending a copy of the state to another node (partner_copies.py)
     SUM, REDUCE  start the sum of one bucket over one axis (reductions.py); NORM waits for all of
                  them, and for COPY (update.py)
@@ -108,7 +106,9 @@ class Actor:
         self._ends = plan.training.other_ends(self.pp.rank)
         self._ends_of_evaluation = plan.evaluation.other_ends(self.pp.rank)
         self.stages = self._build(build)
-        self.cutter = self._cutter()
+        first = any(stage.first for stage in self.stages.values())
+        last = any(stage.last for stage in self.stages.values())
+        self.cutter = MicrobatchCutter(plan, self.cp.rank, first, last)
         states = {number: stage.state for number, stage in self.stages.items()}
         needed = needed_by(plan, self.pp.rank, (self.tp.rank, mesh["experts"].rank), mesh["dp"].rank)
         reserve(self.zero_groups, needed, self.site.dtype, device, training)
@@ -117,12 +117,8 @@ class Actor:
         self.optimizer = optimizer_of(
             config, plans, self.gradients.pieces, mesh, owned_weights(self.stages)[0].master, device
         )
-        links = Links(
-            mesh["links"],
-            self.table.num_stages,
-            self.table.num_microbatches,
-            synchronous=config.comm.synchronous,
-        )
+        sizes = self.table.num_stages, self.table.num_microbatches
+        links = Links(mesh["links"], *sizes, synchronous=config.comm.synchronous)
         self._totals = StepTotals(plan, mesh, self.measure)
         self._messages = PipelineMessages(plan, links, self.site)
         self.compute = Compute(plan, self.stages, self.gradients, self.loss_scale, device, mesh["dp"].rank)
@@ -130,11 +126,6 @@ class Actor:
             plan, mesh, self.stages, self.gradients, self.optimizer, self.loss_scale, self._totals
         )
         self._handlers = self._handlers_of_kinds()
-
-    def _cutter(self) -> MicrobatchCutter:
-        stages = self.stages.values()
-        first, last = any(stage.first for stage in stages), any(stage.last for stage in stages)
-        return MicrobatchCutter(self.plan, self.cp.rank, first, last)
 
     def _handlers_of_kinds(self) -> dict[str, Callable[[Action, Work], None]]:
         """Return what carries out an instruction, by its kind; `_walk` takes PAIR apart."""
@@ -161,10 +152,7 @@ class Actor:
         }
 
     def _build(self, build: Callable[[StagePlan, Sequence, BuildContext], Blocks]) -> dict[int, Stage]:
-        """Build the stages of this rank, by their number in the table.
-
-        The stages of one rank share a tied embedding.
-        """
+        """Build the stages of this rank, by number in the table; they share a tied embedding."""
         stages: dict[int, Stage] = {}
         embedding = None
         for number in self.table.chunks[self.pp.rank]:
@@ -199,8 +187,7 @@ class Actor:
 
         asked: its `stop` is called once, whatever number of passes there is.
         watch: counts what is held after every instruction.
-        pass_runner: runs the gradient pass, once or again: each time it does the same, from the
-        same weights; the gradients of the last one are used.
+        pass_runner: runs the gradient pass, once or again; the gradients of the last one are used.
         Raises HangError, naming the message waited for.
         """
         asked = replace(asked, stop=cache(asked.stop))
@@ -214,12 +201,8 @@ class Actor:
             self.compute.forget_recorded()
             self.gradients.squares_of_shards = []
             self.recorder.begin(step)
-            return self._walk(
-                before,
-                Work(microbatches, self._ends, self._between(watch), step, lr, asked),
-                self.recorder,
-                watch,
-            )
+            work = Work(microbatches, self._ends, self._between(watch), step, lr, asked)
+            return self._walk(before, work, self.recorder, watch)
 
         with nullcontext() if watch is None else watch.watching():
             work = self._walk(after, pass_runner(compute_gradients), self.recorder, watch, len(before))
@@ -229,10 +212,7 @@ class Actor:
     def evaluate(
         self, step: int, microbatches: list[Microbatch], asked: StepRequests = NOTHING_ASKED
     ) -> tuple[float, float, int]:
-        """Return (summed loss, tokens, how urgent it is to stop) of all ranks, without gradients.
-
-        Collective over all ranks.
-        """
+        """Return (summed loss, tokens, how urgent it is to stop) of all ranks. Collective."""
         self._lend(EVALUATION)
         work = Work(microbatches, self._ends_of_evaluation, self.progress.poll, step, asked=asked)
         with torch.no_grad():
@@ -307,8 +287,5 @@ class Actor:
         self._update.settle()
 
     def restored(self, num_updates: int) -> None:
-        """Take over weights and optimiser state that were read into the pieces.
-
-        Collective over the data axis.
-        """
+        """Take over what was read into the pieces. Collective over the data axis."""
         self._update.restored(num_updates)

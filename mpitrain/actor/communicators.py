@@ -19,11 +19,13 @@ def build_mesh(
     """Build every communicator this layout needs; the rest is for the mesh. Collective over `comm`."""
     axes = plan.axes
     keys = plan.config.comm
-    limits = {
+    options = {
         "transport": keys.transport,
         "timeout_s": Limit(keys.timeout_s).seconds,
         "progress": keys.progress,
         "place": place,
+        "levels": keys.levels == "auto",
+        "node_ranks": keys.node_ranks,
+        "on_thread": on_thread,
     }
-    limits |= {"levels": keys.levels == "auto", "node_ranks": keys.node_ranks}
-    return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **limits, way=way, on_thread=on_thread)
+    return Mesh(comm, axes.grid, axes.of(comm.rank), axes.carried, **options, way=way)

@@ -1,7 +1,4 @@
-"""What the blocks of a stage are given of each microbatch.
-
-Where a segment starts, what came before it, what is visible.
-"""
+"""What the blocks of a stage are given of each microbatch: start, history, what is visible."""
 
 import torch
 
@@ -21,17 +18,13 @@ class Contexts:
         self.histories: dict[int, History] = {}
 
     def of(self, index: int, microbatch: Microbatch) -> Context:
-        """Make the context of a microbatch; segments come in ascending order.
-
-        What is visible is made once for all blocks.
-        """
+        """Make the context of a microbatch for all blocks; segments come in ascending order."""
         documents = microbatch.documents
         site = self._site
         if site.cp is not None or (documents is None and self._segments == 1):
             return Context(microbatch, functions=site.functions)
-        length = (
-            site.plan.config.data.sequence if documents is None else documents.shape[-1]
-        ) // self._segments
+        sequence = site.plan.config.data.sequence if documents is None else documents.shape[-1]
+        length = sequence // self._segments
         segment = index % self._segments
         start = segment * length
         history = self.histories.setdefault(index // self._segments, {}) if self._segments > 1 else None
@@ -43,10 +36,7 @@ class Contexts:
         return Context(microbatch, start, segment, history, visible, spans, functions=site.functions)
 
     def decoding(self, microbatch: Microbatch, cache: DecodingCache) -> Context:
-        """Make the context of the next tokens of a text that is generated.
-
-        documents: of the microbatch, are of all positions so far.
-        """
+        """Make the context of a text's next tokens; its documents are of all positions so far."""
         site = self._site
         start = cache.length
         end = start + microbatch.tokens.shape[1]

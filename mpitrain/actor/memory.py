@@ -9,10 +9,9 @@ from mpitrain.plan.predict.memory import MemoryUsage
 
 
 def measure(actor: Actor, watch: Watch) -> MemoryUsage:
-    """Return what this rank has allocated, and what its microbatches held at most in the step that
-    was watched.
+    """Return what this rank has allocated, and the most that microbatches held in the watched step.
 
-    What a computation works with between two items of a block nobody sees: it is no part of this.
+    What a computation works with between two items of a block isn't in it.
     """
     buckets = [bucket for stage in actor.stages.values() for bucket in stage.state.buckets]
     weights = [b.weights for b in buckets if b.owned]
@@ -39,14 +38,9 @@ def measure(actor: Actor, watch: Watch) -> MemoryUsage:
 
 
 def _activations_on_host(actor: Actor) -> int:
-    return sum(
-        stage.offload_store.host.num_bytes
-        for stage in actor.stages.values()
-        if stage.offload_store is not None
-    )
+    stores = (stage.offload_store for stage in actor.stages.values())
+    return sum(store.host.num_bytes for store in stores if store is not None)
 
 
 def _kept(gradients: Sequence[Gradient]) -> int:
-    return sum(
-        (gradient.shard if gradient.whole is None else gradient.whole).nbytes for gradient in gradients
-    )
+    return sum((each.shard if each.whole is None else each.whole).nbytes for each in gradients)

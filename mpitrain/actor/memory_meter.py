@@ -1,8 +1,7 @@
 """What microbatches leave in memory between their forward and their backward, counted while a step runs.
 
-Counted are the storages of what autograd has saved and of what stages keep, each once; what waits
-in host memory isn't. Of token numbers, and other integers, only the part that is kept: they may be
-cut from the batch of the step.
+Counted are the storages of what autograd has saved and of what stages keep, each once, but not on
+the host; of integers, which may be cut from the step's batch, only the part that is kept.
 """
 
 import weakref
@@ -29,11 +28,9 @@ class _Saved:
 
 
 class Watch:
-    """The most bytes that the stages of a rank have held at once.
+    """The most bytes that the stages of a rank have held at once. constants: aren't counted.
 
-    Between instructions, and within them where blocks are recomputed.
-
-    constants: what is there all the time, and isn't counted.
+    peak: between instructions. inside: within them, too, where blocks are recomputed.
     """
 
     def __init__(self, stages: Iterable[Stage], constants: Iterable[torch.Tensor]):
@@ -61,25 +58,20 @@ class Watch:
         self.inside = max(self.inside, self.peak)
 
     def look_inside(self) -> None:
-        """Count what is held within an instruction, between two items of a block.
-
-        Without recomputation it is never the most.
-        """
+        """Count what is held between two items of a block: the most only with recomputation."""
         if self._recomputes:
             self.inside = max(self.inside, self._held())
 
     def _held(self) -> int:
         held = [saved.tensor for saved in self._saved]
         for stage in self._stages:
-            held += _tensors_in(
-                [stage.stashes, stage.inputs, stage.deferred_weight_gradients, stage.contexts.histories]
-            )
+            held += _tensors_in([stage.stashes, stage.inputs, stage.contexts.histories])
+            held += _tensors_in(stage.deferred_weight_gradients)
             held += stage.offload_store.tensors() if stage.offload_store is not None else ()
         sizes = {_address(x): x.untyped_storage().nbytes() for x in held if x.is_floating_point()}
         numbers = {x.data_ptr(): x.nbytes for x in held if not x.is_floating_point()}
-        return sum(size for address, size in sizes.items() if address not in self._there) + sum(
-            numbers.values()
-        )
+        counted = (size for address, size in sizes.items() if address not in self._there)
+        return sum(counted) + sum(numbers.values())
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -1,8 +1,7 @@
 """COPY: what was copied of this rank's state after the last step goes to a partner on another node.
 
-It travels under the forwards and backwards of the step, and is there before NORM, which all ranks
-reach before one of them makes its next copy: each node has the newest copy of its partners, or the
-one before it.
+It is there before NORM, which all ranks reach before one makes its next copy: each node has the
+newest copy of its partners, or the one before it.
 """
 
 from collections.abc import Callable
@@ -15,10 +14,7 @@ from mpitrain.comm.progress import Pending
 
 
 class CopyExchange(NamedTuple):
-    """A copy to be sent, where another rank's goes, and what is called when that is there.
-
-    Both have as many bytes on all ranks.
-    """
+    """A copy to send, where another's goes, of the same size, and what to call once it is there."""
 
     own: Array
     partners: Array
@@ -40,12 +36,10 @@ class PartnerCopies:
 
     def start(self) -> None:
         """Start sending what was given, if anything was."""
-        if self._given is None:
-            return
-        given = self._given
-        self._given = None
-        self._pending = shift(given.own, self._axis, out=given.partners)
-        self._arrived = given.arrived
+        given, self._given = self._given, None
+        if given is not None:
+            self._pending = shift(given.own, self._axis, out=given.partners)
+            self._arrived = given.arrived
 
     def wait(self) -> None:
         """Wait for what was started."""

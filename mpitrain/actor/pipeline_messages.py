@@ -18,9 +18,7 @@ AHEAD = 2  # receives posted before they are needed
 class PipelineMessages:
     """What a rank sends to other stages, and receives from them.
 
-    A SEND starts and returns; whoever walks the program waits for all of them before the update. A
-    RECV waits; the next receives of the program are posted ahead, so that messages don't wait for
-    this rank.
+    Who walks the program waits for SENDs before the update. The next RECVs are posted ahead.
     """
 
     def __init__(self, plan: Plan, links: Links, site: BuildContext):

@@ -1,8 +1,7 @@
 """Events of torch's profiler, by instruction: times of operations, and one file of several ranks.
 
-An operation belongs to the instruction within which the host has started it; a kernel, to the one
-that has launched it. Events are those of the Trace Event Format, which Perfetto and
-chrome://tracing open; times are in microseconds.
+An operation belongs to the instruction within which the host has started or launched it. Events are
+those of the Trace Event Format, which Perfetto and chrome://tracing open; times in microseconds.
 """
 
 import math
@@ -95,27 +94,25 @@ def rank_profile(recorded: ProfilerOutput, title: str, replica: int) -> RankProf
     named = [event for event in events if event.get("cat") == "user_annotation"]
     instructions = SpanLookup(event for event in named if event["name"] in recorded.instructions)
     steps = SpanLookup(event for event in named if event["name"] in recorded.steps)
-    kinds = {
-        name: " + ".join(action.kind for action in actions) for name, actions in recorded.instructions.items()
-    }
-    launched = _launched(events, instructions)
+    actions = recorded.instructions
+    device_times = _device_times(events)
     costs = defaultdict[Operation, Cost](lambda: Cost(0, 0.0))
-    own = recorded.instructions.keys() | recorded.steps
-    for event, self_us, time_us in _device_times(events) or _host_times(events):
+    own = actions.keys() | recorded.steps
+    for event, self_us, time_us in device_times or _host_times(events):
         if steps.at(time_us) is not None:
             number = instructions.at(time_us)
-            kind = BETWEEN if number is None else kinds[instructions.events[number]["name"]]
+            around = () if number is None else actions[instructions.events[number]["name"]]
+            kind = " + ".join(action.kind for action in around) or BETWEEN
             operation = Operation(OUTSIDE if event["name"] in own else event["name"], kind)
             costs[operation] = costs[operation].plus(Cost(1, self_us))
-    idle_us = _idle(_device_times(events), instructions, recorded.instructions)
-    sends, receives = _messages(instructions, recorded.instructions)
-    return RankProfile(
-        title, replica, len(steps.events), events + launched, dict(costs), sends, receives, idle_us
-    )
+    idle_us = _idle(device_times, instructions, actions)
+    events += _launched(device_times, instructions)
+    messages = _messages(instructions, actions)
+    return RankProfile(title, replica, len(steps.events), events, dict(costs), *messages, idle_us)
 
 
 def _is_of_rank(event: Event) -> bool:
-    """Return whether an event is kept: names of processes are given anew, and so are a GPU's instructions."""
+    """Return whether an event is kept: processes' names and a GPU's instructions are given anew."""
     if event["ph"] == "M":
         return event["name"].startswith("thread_")
     return isinstance(event.get("pid"), int) and event.get("cat") not in ("Trace", "gpu_user_annotation")
@@ -126,10 +123,7 @@ def _shifted(event: Event, shift_us: float) -> Event:
 
 
 def _host_times(events: Iterable[Event]) -> Iterator[tuple[Event, float, float]]:
-    """Yield operators of the host with their own time and when they began.
-
-    Those of a thread lie within one another, or apart.
-    """
+    """Yield the host's operators, which nest within a thread, with their own time and begin."""
     threads = defaultdict[Any, list[Event]](list)
     for event in events:
         if event["ph"] == "X" and event.get("cat") in ON_HOST:
@@ -188,10 +182,10 @@ def _idle(
     return dict(idle)
 
 
-def _launched(events: Sequence[Event], instructions: SpanLookup) -> list[Event]:
+def _launched(work: Iterable[tuple[Event, float, float]], instructions: SpanLookup) -> list[Event]:
     """Return a span on each stream of a GPU around what an instruction has launched there."""
     around = dict[tuple, Event]()
-    for event, duration_us, launch_us in _device_times(events):
+    for event, duration_us, launch_us in work:
         number = instructions.at(launch_us)
         if number is None:
             continue
@@ -199,15 +193,9 @@ def _launched(events: Sequence[Event], instructions: SpanLookup) -> list[Event]:
         begin, end = event["ts"], event["ts"] + duration_us
         if known := around.get(place):
             begin, end = min(begin, known["ts"]), max(end, known["ts"] + known["dur"])
-        around[place] = dict(
-            ph="X",
-            cat="instruction",
-            name=instructions.events[number]["name"],
-            pid=event["pid"],
-            tid=event["tid"],
-            ts=begin,
-            dur=end - begin,
-        )
+        name = instructions.events[number]["name"]
+        where = dict(ph="X", cat="instruction", name=name, pid=event["pid"], tid=event["tid"])
+        around[place] = where | dict(ts=begin, dur=end - begin)
     return list(around.values())
 
 
@@ -234,7 +222,8 @@ def merged(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
         traced += _process(rank, part.title)
         traced += [_event_of_rank(event, rank, ids) for event in part.events]
     traced += _arrows(ranks, ids)
-    zero = _first(ranks)
+    begins = (event["ts"] for part in ranks.values() for event in part.events if event["ph"] == "X")
+    zero = min(begins, default=0.0)
     traced = [_from(zero, event) for event in traced]
     return {
         "traceEvents": traced,  # the events: torch's own; step 20 and F3@1 are spans around them
@@ -242,21 +231,12 @@ def merged(ranks: Mapping[int, RankProfile]) -> dict[str, Any]:
     }
 
 
-def _first(ranks: Mapping[int, RankProfile]) -> float:
-    """Return when the first event of any rank began."""
-    begins = (event["ts"] for part in ranks.values() for event in part.events if event["ph"] == "X")
-    return min(begins, default=0.0)
-
-
 def _from(zero: float, event: Event) -> Event:
     return {**event, "ts": round(event["ts"] - zero, 3)} if "ts" in event else event
 
 
 def _process(rank: int, title: str) -> list[Event]:
-    names: tuple[tuple[str, Event], ...] = (
-        ("process_name", {"name": title}),
-        ("process_sort_index", {"sort_index": rank}),
-    )
+    names = {"process_name": {"name": title}, "process_sort_index": {"sort_index": rank}}.items()
     return [{"ph": "M", "name": what, "pid": rank, "tid": 0, "args": args} for what, args in names]
 
 
@@ -268,10 +248,7 @@ def _event_of_rank(event: Event, rank: int, ids: Mapping[tuple, int]) -> Event:
 
 
 def _arrows(ranks: Mapping[int, RankProfile], ids: Mapping[tuple, int]) -> Iterator[Event]:
-    """Yield the two ends of each message between ranks of the file.
-
-    A step has each message once; the n-th send and receive of a name belong together.
-    """
+    """Yield the two ends of each message between ranks: the n-th send and receive of a name."""
     begun = dict[tuple, tuple[int, float]]()
     for rank, part in ranks.items():
         seen = Counter[str]()

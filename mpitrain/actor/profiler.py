@@ -1,7 +1,6 @@
 """torch's profiler on one rank: what it records stands under the instructions of the program.
 
-On a GPU, NVTX ranges of the same names are open meanwhile: other profilers show those. Nothing is
-opened, and nothing costs time, outside of the steps that are profiled.
+On a GPU, NVTX ranges of the same names are open meanwhile: other profilers show those.
 """
 
 import json

@@ -10,9 +10,8 @@
                                other end of the model
     NORM       waits for everything
 
-Sums over microbatches and data ranks can be one tree; then uses of a tied embedding are added, and
-summed, after it. Ranks start the operations of an axis in the order of their programs, which is
-proved to be one order (schedules/proof/bucket_rules.py).
+Sums over microbatches and data ranks can be one tree; then uses of a tied embedding are summed
+after it. Ranks start an axis's operations in one order (proof: schedules/proof/bucket_rules.py).
 """
 
 from collections import deque
@@ -63,12 +62,11 @@ class Gradients:
         self._waits = waits
         self._run = run = plan.run_of(mesh["dp"].rank)  # what is added up here
         self._completed = completed_by(program, stages, table, run)
-        owned = [
-            (number, bucket) for number, stage in stages.items() for bucket in stage.buckets if bucket.owned
-        ]
         placed_pieces = [
             (number, bucket, piece)
-            for number, bucket in owned
+            for number, stage in stages.items()
+            for bucket in stage.buckets
+            if bucket.owned
             for piece in pieces_of(bucket.weights, bucket.gradients[0])
         ]
         self.pieces = [piece for _, _, piece in placed_pieces]
@@ -121,8 +119,7 @@ class Gradients:
     def sum(self, action: Action, work: Work) -> None:
         """Run SUM: start summing a bucket over an axis that isn't the data axis.
 
-        Everything of this step has been added to it. The part is which of the bucket's axes, if there
-        are two; the second waits for the first.
+        The part is which of the bucket's axes, if there are two; the second waits for the first.
         """
         _, number, stage, which = action
         bucket = self.stages[stage].buckets[number]
@@ -132,11 +129,7 @@ class Gradients:
         self.advance()
 
     def reduce(self, action: Action, work: Work) -> None:
-        """Run REDUCE: start reducing a bucket over the data axis.
-
-        It is the sum of all that was added to it in this step, or by the microbatch that is the part.
-        What goes over other axes first is there when that is complete.
-        """
+        """Run REDUCE: start reducing over the data axis what the step, or the part, has added."""
         _, number, stage, microbatch = action
         bucket = self.stages[stage].buckets[number]
         # segments of a sequence descend
@@ -156,12 +149,9 @@ class Gradients:
         """Note the squares of what this rank's shard of the batch has added to a bucket."""
         if self._noise:
             gradient = bucket.gradients[0]
-            compared = (
-                spec
-                for spec in gradient.map.specs
-                if self._compares(bucket, spec) and self._counts_or_replicates(stage, bucket, spec)
-            )
-            self.squares_of_shards += noise_scale.squares(gradient.view(spec) for spec in compared)
+            compared = (spec for spec in gradient.map.specs if self._compares(bucket, spec))
+            counted = (spec for spec in compared if self._counts_or_replicates(stage, bucket, spec))
+            self.squares_of_shards += noise_scale.squares(gradient.view(spec) for spec in counted)
 
     def wait(self) -> None:
         """Wait for everything that was started, and begin anew."""
@@ -197,10 +187,7 @@ class Gradients:
         self._takings = self._num_reduced = 0
 
     def advance(self) -> None:
-        """Advance every reduction whose turn it is.
-
-        This is called between instructions, too, so that the rank computes meanwhile.
-        """
+        """Advance every reduction whose turn it is; between instructions, too."""
         for reduction in self._reducing:
             if not reduction.scattered:
                 break
@@ -217,10 +204,7 @@ class Gradients:
         self._num_reduced += 1
 
     def _make_room(self) -> None:
-        """Wait for the reductions in whose memory the next buffers may lie.
-
-        They are as many as the plan says (plan/predict/pool_sizes.py).
-        """
+        """Wait for reductions whose memory is needed: how many, plan/predict/pool_sizes.py says."""
         while self._num_reduced < self._waits[self._takings]:
             self._wait_for_oldest()
         self._takings += 1
@@ -228,10 +212,9 @@ class Gradients:
     # ------------------------------------------------------------ over other axes
 
     def _added_here(self, bucket: BucketState) -> torch.Tensor:
-        """Return what has been added to a bucket on this rank; of a tied embedding, by all its uses.
+        """Return what was added to a bucket here, by all uses of a tied embedding, in its buffer.
 
-        It is in the bucket's own buffer, and the others are given back. After the data axis, it is
-        the shards of the sums.
+        After the data axis, it is the shards of the sums.
         """
         first, *others = summed_in(bucket, self.stages)
         if bucket.plan.then:
@@ -248,17 +231,11 @@ class Gradients:
 
 
 class _Reduction:
-    """The sum of one bucket over the data axis, under way.
-
-    Over `shard`, then, of the shard, over `replicate`.
+    """The sum of one bucket over the data axis, under way: over `shard`, then over `replicate`.
 
     The second is started when the first is complete, in the order in which all ranks started the
-    first. last: nothing more will be added to the bucket in this step; otherwise its shard waits
-    for the rest.
-
-    ZeRO-0 has no shards: all that a microbatch has added is summed over `replicate`, in the order
-    in which a shard is.
-
+    first. ZeRO-0 has no shards: the whole is summed over `replicate`, in the order of a shard.
+    last: nothing more will be added in this step; otherwise the shard waits for the rest.
     num_bytes: of what is there for this sum alone.
     """
 

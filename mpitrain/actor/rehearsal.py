@@ -1,10 +1,7 @@
-"""What a rank would start in a step, in order and to the byte.
-
-Known from the configuration alone, before anything runs.
+"""What a rank would start in a step, in order and to the byte, from the configuration alone.
 
 The actor itself walks the rank's program, on axes on which nothing travels, with items that compute
-nothing. Whatever stands between the items of blocks is the code that trains; what an item starts,
-its layer declares (Layer.traffic, plan/declared/layer.py).
+nothing, and start what their layers declare (Layer.traffic, plan/declared/layer.py).
 """
 
 import json
@@ -45,34 +42,22 @@ from mpitrain.plan.predict.snapshot_bytes import sent_copy_bytes
 META = torch.device("meta")  # shapes without memory
 
 
-def _do_nothing() -> None:
-    """Hear of a copy that has no bytes."""
-
-
 class Rehearsal:
     """One rank of a layout, without MPI and without memory."""
 
     def __init__(self, plan: Plan, rank: int):
         self._plan = plan
         self._mesh = SilentMesh(rank, plan.axes.of(rank), plan.axes.carried)
+        standins = dict(place=_Marks(self._mesh.script), build=empty_blocks, measure=_Nothing())
         with Uncomputed():
-            self._actor = Actor(
-                plan,
-                self._mesh,
-                META,
-                place=_Marks(self._mesh.script),
-                build=empty_blocks,
-                measure=_Nothing(),
-            )
+            self._actor = Actor(plan, self._mesh, META, **standins)
         self._microbatches = [Microbatch()] * (plan.table.copies * plan.table.num_microbatches)
         self._copy_bytes = sent_copy_bytes(plan)
 
     def recipe(self) -> list[Event]:
         """Return what a training step starts and waits for, in order, and between which instructions.
 
-        Of axes of one rank, nothing.
-
-        It is a step that follows another: what that one has left under way is waited for, too.
+        Of axes of one rank, nothing. What a step before it has left under way is waited for, too.
         """
         self._mesh.script.take()
         for step in (1, 2):
@@ -81,10 +66,7 @@ class Rehearsal:
         return events
 
     def training(self) -> dict[str, list[tuple[str, int]]]:
-        """Return (operation, bytes of its buffer) of all that a training step starts, by axis.
-
-        Of axes of one rank, nothing.
-        """
+        """Return (operation, bytes of its buffer) that a step starts, by axis of several ranks."""
         self._mesh.script.take()
         self._run_step(1)
         return _by_axis(self._mesh.script.take())
@@ -93,7 +75,7 @@ class Rehearsal:
         """Run a step that follows one after which the state was copied."""
         if self._actor.partner_copies is not None:
             own, partners = (torch.empty(self._copy_bytes, dtype=torch.uint8, device=META) for _ in range(2))
-            self._actor.partner_copies.give(CopyExchange(own, partners, _do_nothing))
+            self._actor.partner_copies.give(CopyExchange(own, partners, lambda: None))
         with Uncomputed():
             self._actor.run_step(step, self._microbatches, 0.0)
 
@@ -112,10 +94,7 @@ class Rehearsal:
         return _by_axis(self._mesh.script.take())
 
     def table(self) -> str:
-        """Return what a training step sends over each axis by each operation, as text.
-
-        The way that `way` says.
-        """
+        """Return what a training step sends over each axis by each operation, as text, by way()."""
         rows = [("axis", "ranks", "operation", "calls", "MB of buffers", "MB sent")]
         for name, operations in self.training().items():
             axis = self._mesh[name]
@@ -124,16 +103,8 @@ class Rehearsal:
                 buffers[operation].append(num_bytes)
             for operation, requests in buffers.items():
                 sent = sum(self._sent(operation, num_bytes, name) for num_bytes in requests)
-                rows.append(
-                    (
-                        name,
-                        str(axis.size),
-                        operation,
-                        str(len(requests)),
-                        megabytes(sum(requests)),
-                        megabytes(sent),
-                    )
-                )
+                counts = str(len(requests)), megabytes(sum(requests)), megabytes(sent)
+                rows.append((name, str(axis.size), operation, *counts))
         return aligned(rows)
 
     def way(self) -> str:
@@ -142,10 +113,8 @@ class Rehearsal:
         if self._on_gpu:
             return "by messages, from and to buffers of GPUs"
         if keys.node_ranks:
-            return (
-                f"by messages, on nodes of {keys.node_ranks} ranks; what shared memory of a node would read "
-                "isn't distinguished"
-            )
+            unknown = "what shared memory of a node would read isn't distinguished"
+            return f"by messages, on nodes of {keys.node_ranks} ranks; {unknown}"
         reads = "read from the memory of the others"
         ways = {
             "auto": f"on one node: sums and gathers of {AUTO_SHARED >> 10} KiB and more are {reads} "
@@ -167,16 +136,12 @@ class Rehearsal:
         if not keys.node_ranks and not self._on_gpu:
             way = transport_on_a_node(keys.transport, operation, num_bytes)
             return sent_bytes(operation, num_bytes, axis.size, axis.rank, transport=way)
-        nodes = (
-            nodes_of([rank // keys.node_ranks for rank in ranks])
-            if keys.node_ranks and keys.levels == "auto"
-            else None
-        )
-        return (
-            sent_over_nodes(operation, num_bytes, nodes, axis.rank)
-            if nodes
-            else sent_bytes(operation, num_bytes, axis.size, axis.rank)
-        )
+        nodes = None
+        if keys.node_ranks and keys.levels == "auto":
+            nodes = nodes_of([rank // keys.node_ranks for rank in ranks])
+        if nodes is not None:
+            return sent_over_nodes(operation, num_bytes, nodes, axis.rank)
+        return sent_bytes(operation, num_bytes, axis.size, axis.rank)
 
 
 def _by_axis(events: Iterable[Event]) -> dict[str, list[tuple[str, int]]]:
@@ -200,10 +165,7 @@ class _Marks(RankStatus):
 
 
 class _Nothing(Measure):
-    """Of tensors without memory there is nothing to read, and zeros arrive.
-
-    As if of one token, so that an update follows.
-    """
+    """Of tensors without memory nothing is read; as if of one token, so that an update follows."""
 
     def numbers(self, tensors: Iterable[torch.Tensor]) -> list[float]:
         return []
@@ -249,9 +211,8 @@ class _EmptyItem:
     """It starts what the real item would, takes turns where that does (parallel/walk.py), and makes
     tensors of the residual stream's shape, of which those at the ends of a stage travel on.
 
-    In a PAIR, which of two walks starts its operation first on one axis is not known of items that
-    compute piece by piece: with asynchronous tensor parallelism, experts, model.mtp, or
-    parallel.regather, each walk's order is exact, and theirs together is not.
+    In a PAIR of items that compute piece by piece (asynchronous tensor parallelism, experts,
+    model.mtp, parallel.regather) each walk's order is exact, and theirs together is not.
     """
 
     def __init__(self, traffic: Traffic, like: torch.Tensor, axes: Mapping[str, Any]):
@@ -281,10 +242,7 @@ class _EmptyItem:
 
 
 def main() -> None:
-    """Read a resolved configuration from stdin.
-
-    Write the recipe of each rank of a step, a line each, as JSON (dryrun/recipes.py).
-    """
+    """Read a resolved configuration; write each rank's recipe as a line of JSON for dryrun/."""
     signal_when_parent_ends(signal.SIGKILL)  # stopped, it would stay when its rank is killed
     config = sys.stdin.buffer.read()
     # empty: who asked is gone

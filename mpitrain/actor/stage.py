@@ -27,7 +27,6 @@ class Stage:
     """A stage of the model at work: forwards and backwards of microbatches, whole or part by part.
 
     It begins with initial weights. Construction is collective over the axes of `zero_groups`.
-
     embedding: the tied one's weights, if another stage of this rank has them.
     build: makes `blocks`, what computes.
     state: its parameters.
@@ -115,9 +114,9 @@ class Stage:
         return x
 
     def recompute(self, index: int, part: int | None) -> Walk:
-        """Run the forward of a microbatch again, or one part of it, and keep what its backward needs.
+        """Run the forward of a microbatch again, or a part, and keep what its backward needs.
 
-        Autograd records in both walks, as it does of blocks that are recomputed (model/recompute.py).
+        Autograd records in both walks, as it does of recomputed blocks (model/recompute.py).
         """
         x, microbatch, lent = self.inputs.pop(index)
         made = yield from self.forward(index, x, microbatch, part, **lent)
@@ -156,17 +155,20 @@ class Stage:
         for number in parts:
             yield from self._arrive(number)
             for block in reversed(self.parts[number]):
-                self._fetch(index, block)
+                if self.offload_store is not None:
+                    self.offload_store.fetch(index, block)
                 later = deferred[block].append if inputs_only else None
                 grad = yield from walk.backward(self.blocks[block], stash.pop(), grad, later)
-        self._forget_after(parts, index)
+        if self._is_last(parts):
+            del self.stashes[index]
+            self.contexts.forget(index)
+            self.offloaded.discard(index)
+            if self.offload_store is not None:
+                self.offload_store.forget(index)
         return grad
 
     def weight_backward(self, index: int, part: int | None) -> Walk:
-        """Add the weight gradients that a backward for inputs left, or one part of them.
-
-        What they were made of is freed.
-        """
+        """Add, and free, the weight gradients that a backward for inputs left, or a part."""
         parts = range(len(self.parts)) if part is None else [part]
         later = self.deferred_weight_gradients[index]
         for number in parts:
@@ -190,11 +192,7 @@ class Stage:
                 weights.arriving = None
 
     def _kept(self, index: int, block: int, context: Context, keep: bool) -> Context:
-        """Tell a block what to keep, and where.
-
-        The ends keep all: their backward comes at once, or they keep next to nothing. What is dropped at
-        once isn't put anywhere.
-        """
+        """Tell a block what to keep and where. The ends keep all: it is little, or used at once."""
         if not keep or block not in self.plan.inner or not torch.is_grad_enabled():
             return context
         keeping: Keeping = KeepAll(self._selective)
@@ -202,19 +200,5 @@ class Stage:
             keeping = self.offload_store.away(index, block, self._selective, self.contexts.stays(context))
         return replace(context, keeping=keeping)
 
-    def _fetch(self, index: int, block: int) -> None:
-        if self.offload_store is not None:
-            self.offload_store.fetch(index, block)
-
     def _is_last(self, parts: Sequence[int]) -> bool:
         return parts[-1] == len(self.parts) - 1
-
-    def _forget_after(self, parts: Sequence[int], index: int) -> None:
-        """Forget a microbatch whose backward is done."""
-        if not self._is_last(parts):
-            return
-        del self.stashes[index]
-        self.contexts.forget(index)
-        self.offloaded.discard(index)
-        if self.offload_store is not None:
-            self.offload_store.forget(index)

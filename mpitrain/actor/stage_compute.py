@@ -1,7 +1,4 @@
-"""F, B, I, W, R, O and PAIR: what the stages of a rank compute, and where their results go.
-
-GATHER and RELEASE: the weights that they compute with.
-"""
+"""F, B, I, W, R, O, PAIR: what the stages of a rank compute; GATHER, RELEASE: with what weights."""
 
 from collections.abc import Mapping
 
@@ -133,22 +130,12 @@ class Compute:
             return self._empty_walk(action, work)
         x = work.inputs.pop((stage, m), None)
         microbatch = work.microbatches[number_in_step(self._table, stage, m)]
-        # validation is never replayed, and nothing of it is dropped
-        routes, dropout = (
-            self._routes_and_dropout(stage, m, work) if torch.is_grad_enabled() else (None, None)
-        )
-        walk = self._stages[stage].forward(
-            m,
-            x,
-            microbatch,
-            part,
-            record_metric=work.record_metric,
-            scale=self._loss_scale.value,
-            routes=routes,
-            dropout=dropout,
-            keep=(m, stage) not in self._recomputed,
-        )
-        if torch.is_grad_enabled() and not part and (m, stage) not in self._recomputed:
+        lent = dict(record_metric=work.record_metric, scale=self._loss_scale.value)
+        if torch.is_grad_enabled():  # validation is never replayed, and nothing of it is dropped
+            lent["routes"], lent["dropout"] = self._routes_and_dropout(stage, m, work)
+        keep = (m, stage) not in self._recomputed
+        walk = self._stages[stage].forward(m, x, microbatch, part, **lent, keep=keep)
+        if torch.is_grad_enabled() and not part and keep:
             self._count_stash(work)
         return walk
 
@@ -166,10 +153,7 @@ class Compute:
         return self._stages[stage].backward(m, grad, part, inputs_only=action.kind == "I")
 
     def _grad_of_output(self, stage: int, index: int, work: Work) -> torch.Tensor | None:
-        """Return the gradient of a stage's output: what came from the next stage or the part before.
-
-        That of a loss is the scale, and None for a scale of 1.
-        """
+        """Return the gradient of a stage's output; of a loss the scale, None for a scale of 1."""
         grad = work.grads.pop((stage, index), None)
         if grad is None and self._loss_scale.dynamic:
             return torch.full((), self._loss_scale.value, device=self._device)
@@ -195,9 +179,9 @@ class Compute:
         if kind == "F" and self._stages[stage].last:
             work.losses[stage, m] = made.detach()
             return
-        to, kept, send = (
-            (stage + 1, work.inputs, "SEND_F") if kind == "F" else (stage - 1, work.grads, "SEND_B")
-        )
+        to, kept, send = stage - 1, work.grads, "SEND_B"
+        if kind == "F":
+            to, kept, send = stage + 1, work.inputs, "SEND_F"
         if to in self._stages:
             kept[to, m] = made
         else:

@@ -19,8 +19,7 @@ from mpitrain.plan.division.stages import StagePlan
 class BucketState:
     """Parameters that are stored, reduced and fetched together.
 
-    A tied embedding has a gradient for each use in this stage.
-
+    gradients: of a tied embedding one for each use in this stage.
     owned: whether its weights belong to this stage; only a tied embedding's can be another's.
     """
 
@@ -34,8 +33,7 @@ class StageState:
     """What a stage of a model is made of and adds to. by_block: its parameters, as its blocks see them.
 
     zero_groups: how the state of each domain is divided; without, this rank has everything.
-    embedding: the tied one's weights; given, if another stage of this rank has it, which then
-    shares it.
+    embedding: the tied one's weights; given, if another stage of this rank has it and shares it.
     training: without, gradients are on torch's device meta: they have sizes, and no memory.
     """
 

@@ -1,6 +1,4 @@
-"""What all ranks have to know at the end of a step.
-
-One small exchange over the data axis, and one over the parts of the model.
+"""What all ranks have to know at the end of a step: one exchange over data, one over the model.
 
 Losses and squares of gradients travel as exact sums (optim/norm.py), so that they are the same bits
 however microbatches and parameters are divided over ranks.
@@ -68,12 +66,10 @@ def exchange(mine: Totals, axis: Axis) -> list[Totals]:
     sums = (mine.loss, mine.squares, *mine.metrics)
     others = mine[3:]
     numbers = np.array([*chain(*sums), *others], np.float64)
-    numbers_of_ranks = (
-        all_gather(numbers, axis, np.empty(axis.size * len(numbers))).wait().reshape(axis.size, -1)
-    )
+    gathered = all_gather(numbers, axis, np.empty(axis.size * len(numbers))).wait()
     return [
         _read(row[: -len(others)].reshape(len(sums), -1).tolist(), *row[-len(others) :].tolist())
-        for row in numbers_of_ranks
+        for row in gathered.reshape(axis.size, -1)
     ]
 
 
@@ -100,9 +96,9 @@ class StepTotals:
         self.measure = measure
 
     def of(self, work: Work, squares: list[float]) -> list[Totals]:
-        """Return the totals of each part of the model, in the order of its ranks.
+        """Return the totals of each part of the model, in the order of its ranks. Collective.
 
-        Of all microbatches, on all ranks: collective over all. squares: of this rank's gradients.
+        squares: of this rank's gradients.
         """
         # the ranks of tp have the same, but for squares of gradients
         first = self._mesh["tp"].rank == 0

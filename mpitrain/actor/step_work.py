@@ -21,12 +21,12 @@ def number_in_step(table: Table, stage: int, index: int) -> int:
 
 @dataclass(frozen=True)
 class StepRequests:
-    """What all ranks have to agree on in a step, besides its totals.
+    """What the ranks decide together in a step, by its totals.
 
-    stop: asked when the gradients are there, tells how urgently this rank is to stop, 0 for not at
-    all; the result tells it of the rank for which it is most urgent.
-    save_progress: a number below 2**53; the result tells the highest that a rank gave.
-    skip_update: tells of the loss whether no update is to be made, alike on all ranks.
+    stop: asked after the backward: how urgently this rank is to stop, 0: not at all; the maximum
+    over ranks counts.
+    save_progress: a number below 2**53; the result is the maximum over ranks.
+    skip_update: whether a step with this loss makes no update; alike on all ranks.
     """
 
     stop: Callable[[], int] = lambda: 0

@@ -1,8 +1,7 @@
 """The sum of one bucket over data ranks that have several subtrees of it each.
 
 Ranks exchange the shards of all subtrees and add those of their own shard as the tree says
-(plan/division/batch_division.py). Each exchange has one subtree of every rank; one that has fewer
-sends its last one again, which nobody reads.
+(plan/division/batch_division.py). A rank with fewer sends its last again, which nobody reads.
 """
 
 import torch

@@ -1,13 +1,9 @@
-"""The measured timeline: when each instruction of each rank began and ended, as a file that
-Perfetto and chrome://tracing open.
+"""The measured timeline of each instruction of each rank, for Perfetto and chrome://tracing.
 
 One process per replica of the pipeline, one track per pipeline rank; `mpitrain schedule compare
 --trace` reads it back. A receive lasts as long as the rank waited for it, a send only until it was
-started. Of a pair, whose two computations take turns, the forward is drawn with a third of the
-time.
-
-On a GPU times are those of the device: an instruction begins when what was queued before it is
-over. They are read after the step.
+started. Of a pair the forward is drawn with a third of the time. On a GPU, whose times are read
+after the step, an instruction begins when what was queued before it is over.
 """
 
 import json
@@ -47,18 +43,14 @@ class InstructionMeters:
         now = self._now()
         used = {name: (now[name][0] - sent, now[name][1] - s) for name, (sent, s) in self._before.items()}
         self._before = now
+        device = self._device
         return {
             "bytes": sum(sent for sent, _ in used.values()),  # bytes that the rank sent meanwhile
             # seconds that it stood still meanwhile for an axis, by axis; on a GPU nobody knows
             "blocked_s": {name: s for name, (_, s) in used.items() if s > 0},
             # bytes after it: that torch has allocated on a GPU, or of the process that no file backs
-            "held": self._held(),
+            "held": torch.cuda.memory_allocated(device) if device.type == "cuda" else anonymous(),
         }
-
-    def _held(self) -> int | None:
-        if self._device.type == "cuda":
-            return torch.cuda.memory_allocated(self._device)
-        return anonymous()
 
 
 class Recorder:
@@ -143,7 +135,7 @@ def write_trace(
     zero = min((event[2] for _, _, events in events_of_ranks for event in events), default=0.0)
     traced: list[dict[str, Any]] = []
     for dp, pp, events in events_of_ranks:
-        traced += _tracks(dp, pp) + [_event(dp, pp, zero, *event) for event in events]
+        traced += _tracks(dp, pp) + [_event(dp, pp, zero, event) for event in events]
     other = {
         "schedule": table.name,  # the pipeline schedule
         "copies": table.copies,  # copies of the model: 2 with dualpipe
@@ -161,15 +153,9 @@ def write_trace(
 
 
 def _event(
-    dp: int,
-    pp: int,
-    zero: float,
-    step: int,
-    name: str,
-    begin: float,
-    duration: float,
-    counted: dict[str, Any],
+    dp: int, pp: int, zero: float, event: tuple[int, str, float, float, dict[str, Any]]
 ) -> dict[str, Any]:
+    step, name, begin, duration, counted = event
     kind = name.rstrip("0123456789@/")
     category = "compute" if kind in COMPUTE else "message" if kind.startswith(("SEND", "RECV")) else "other"
     return {

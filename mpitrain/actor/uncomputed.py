@@ -59,10 +59,7 @@ class Uncomputed(TorchFunctionMode):
 def _shape_of(
     name: str, tensors: Sequence[torch.Tensor], more: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Sequence[int] | None:
-    """Return the shape of a result; None of an operation that is left to torch.
-
-    more: what is given after the first operand.
-    """
+    """Return the shape of a result; None: left to torch. more: given after the first operand."""
     if name in OF_EACH_NUMBER:
         return np.broadcast_shapes(*(tuple(tensor.shape) for tensor in tensors))
     if name in OF_ONE_NUMBER and not more and kwargs.keys() <= {"dtype"}:

@@ -85,8 +85,7 @@ class Update:
         if self._plan.config.run.noise_scale:
             squares = [sums.pop(name) for name in NOISE]
             result.noise = noise_scale.estimates(*squares, result.num_tokens)
-        # A layer's losses are divided as training divides them: by the targets that carry loss, not
-        # by all tokens.
+        # a layer's losses are divided as training divides them: by the targets that carry loss
         result.metrics = {name: value / (count if is_loss(name) else 1) for name, value in sums.items()}
         result.skipped = not math.isfinite(result.grad_norm)
         result.spike = work.asked.skip_update(result.loss)
@@ -121,10 +120,7 @@ class Update:
         return (counts if reduces_each(self._plan.config) else counts.sum(0, keepdim=True)).square()
 
     def update(self, action: Action, work: Work) -> None:
-        """Divide by the global number of tokens, clip, and step.
-
-        A step without finite gradients is skipped, and halves the scale.
-        """
+        """Divide by all ranks' tokens, clip and step; without finite gradients, halve the scale."""
         scale = 1.0 / (max(1, work.result.num_tokens) * self._loss_scale.value)
         if work.result.num_tokens:  # without a target no gradient tells of the range
             self._loss_scale.update(work.result.skipped)
@@ -144,10 +140,7 @@ class Update:
             weights.wait()
 
     def restored(self, num_updates: int) -> None:
-        """Take over weights and optimiser state that were read into the pieces.
-
-        Collective over the data axis.
-        """
+        """Take over what was read into the pieces. Collective over the data axis."""
         self._optimizer.set_step(num_updates)
         for weights in self._owned:
             weights.update()
@@ -155,9 +148,6 @@ class Update:
                 weights.spread()
 
     def spread(self, action: Action | None = None, work: Work | None = None) -> None:
-        """Send updated weights to the ranks that share them.
-
-        The next forward waits for each bucket when it needs it.
-        """
+        """Send updated weights to ranks that share them; the next forward waits for each bucket."""
         for weights in self._owned:
             weights.spread()
