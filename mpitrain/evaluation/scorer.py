@@ -1,7 +1,6 @@
-"""Rows of tokens through the ranks of a layout, and their likelihoods.
+"""Rows of tokens through the ranks of a layout, and their likelihoods. Rank 0 asks; all compute.
 
-Rank 0 asks; all ranks compute. A row is a request with padding after it, which causal attention
-doesn't see.
+A row is a request with padding after it, which causal attention doesn't see.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,15 +45,13 @@ class Scorer:
         def next_rows() -> list[ScoreRequest] | None:
             nonlocal result, scores, asked
             while not waiting:
+                received, scores = scores, []
                 try:
-                    received = scores
-                    scores = []
-                    requests = questions.send(received if asked else None)
+                    waiting.extend(questions.send(received if asked else None))
                 except StopIteration as end:
                     result = end.value
                     return None
                 asked += 1
-                waiting.extend(requests)
             rows = waiting[: self._plan.config.batch.global_]
             del waiting[: len(rows)]
             return rows

@@ -76,7 +76,7 @@ class TaskFile:
             "acc_bytes": lambda choice: len(choice.encode()),
         }
         hits: dict[str, list[bool]] = {name: [] for name in lengths}
-        answers = []
+        answers: list[dict[str, Any]] = []
         for example in self.examples:
             sums = [next(scores).log_likelihood for _ in example.choices]
             for name, length in lengths.items():
@@ -88,9 +88,9 @@ class TaskFile:
                         "prompt": example.text, "choices": example.choices, "target": example.right,
                         "choice": choice, "log_likelihoods": sums,
                     })  # fmt: skip
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, float] = {}
         for name, right in hits.items():
-            numbers |= {name: _mean(right), f"{name}_stderr": _error_of_mean(right)}
+            numbers |= _rated(name, right)
         return {"examples": len(answers), **numbers, "answers": answers}
 
     def _generate(self, context: int) -> Questions:
@@ -104,15 +104,11 @@ class TaskFile:
             for text, score in zip(growing, scores):
                 text.add(score.token)
         right = [text.text.strip() in [answer.strip() for answer in text.example.answers] for text in texts]
-        return {
-            "examples": len(texts),
-            "exact_match": _mean(right),
-            "exact_match_stderr": _error_of_mean(right),
-            "answers": [
-                {"prompt": text.example.text, "target": text.example.answers, "text": text.text}
-                for text in texts
-            ],
-        }
+        answers = []
+        for text in texts:
+            example = text.example
+            answers.append({"prompt": example.text, "target": example.answers, "text": text.text})
+        return {"examples": len(texts), **_rated("exact_match", right), "answers": answers}
 
 
 class GreedyText:
@@ -178,8 +174,7 @@ def _cloze(examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, An
     mean = math.fsum(score.log_likelihood for score in scores) / len(scores)
     return {
         "examples": len(scores),
-        "acc": _mean(greedy),
-        "acc_stderr": _error_of_mean(greedy),
+        **_rated("acc", greedy),
         "perplexity": math.exp(min(-mean, 700.0)),  # of an example
         "answers": [
             {
@@ -193,13 +188,8 @@ def _cloze(examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, An
     }
 
 
-def _mean(hits: Sequence[bool]) -> float:
-    return sum(hits) / len(hits)
-
-
-def _error_of_mean(hits: Sequence[bool]) -> float:
-    if len(hits) < 2:
-        return 0.0
-    mean = _mean(hits)
-    variance = math.fsum((hit - mean) ** 2 for hit in hits) / (len(hits) - 1)
-    return math.sqrt(variance / len(hits))
+def _rated(name: str, hits: Sequence[bool]) -> dict[str, float]:
+    """Return the share of hits, and the standard error of this mean."""
+    mean = sum(hits) / len(hits)
+    variance = math.fsum((hit - mean) ** 2 for hit in hits) / max(1, len(hits) - 1)
+    return {name: mean, f"{name}_stderr": math.sqrt(variance / len(hits))}

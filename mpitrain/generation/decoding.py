@@ -41,9 +41,9 @@ class NextToken:
         """Return the logits [V] after `ids`: those of the call before, and one token or more."""
         if not self.cached or len(ids) > self.sequence:
             self.cache = KeyValueCache(self.sequence)  # of no use any more
-            tokens_BT = torch.tensor([ids[-self.sequence :]])
-            documents_BT = None if self.ends is None else documents_of(tokens_BT, self.ends)
-            return run(self.stage.forward(0, None, Microbatch(tokens_BT, documents=documents_BT)))[0, -1]
+            ids = ids[-self.sequence :]
+            microbatch = Microbatch(torch.tensor([ids]), documents=self._documents(ids))
+            return run(self.stage.forward(0, None, microbatch))[0, -1]
         begin = self.cache.length
         for some in [ids] if begin == 0 else [[token] for token in ids[begin:]]:
             microbatch = Microbatch(torch.tensor([some]), documents=self._documents(ids))
@@ -52,9 +52,7 @@ class NextToken:
 
     def _documents(self, ids: list[int]) -> torch.Tensor | None:
         """Return the document of each position of the text, [1, T]; None: attention is to all of it."""
-        if self.ends is None:
-            return None
-        return documents_of(torch.tensor([ids]), self.ends)
+        return None if self.ends is None else documents_of(torch.tensor([ids]), self.ends)
 
 
 def why_not_cached(plan: Plan) -> str | None:

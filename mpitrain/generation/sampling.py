@@ -32,10 +32,7 @@ class SamplingRules:
     repetition_penalty: float = 1.0
 
     def choose(self, logits_V: torch.Tensor, generator: torch.Generator, before: Sequence[int] = ()) -> int:
-        """Return the next token. before: the text so far.
-
-        Raises CheckpointError if there are no likelihoods.
-        """
+        """Return the next token. before: the text so far. Raises CheckpointError for NaN logits."""
         if not all(map(math.isfinite, logits_V.aminmax())):  # NaN is both
             raise CheckpointError(
                 "the weights give NaN or infinite logits; train the model again, or go back to an earlier "
@@ -80,7 +77,6 @@ def _nucleus(probabilities_V: torch.Tensor, top_p: float) -> torch.Tensor:
 class ShownText:
     """A text that grows after a prompt: what of it can be shown, and whether a stop string has come.
 
-    All pieces together are the tokens' text, decoded at once.
     stops: the text ends before the one that is complete first; one in the prompt is none.
     """
 

@@ -1,6 +1,4 @@
-"""Sample text from a checkpoint, on one rank and without MPI. The run directory may be a stranger's
-(docs/guides/security.md).
-"""
+"""Sample text from a checkpoint, perhaps a stranger's (docs/guides/security.md), without MPI."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -97,10 +95,7 @@ class TextSampler:
         self._stage = _load(rundir, plan)
 
     def text(self, number: int) -> Iterator[str]:
-        """Yield a prompt, by its number, and then text as it is sampled: what it would be alone.
-
-        Of a chat the answer alone.
-        """
+        """Yield a prompt, by its number, and text as it is sampled; of a chat the answer alone."""
         request = self.request
         generator = torch.Generator().manual_seed(request.seed)
         ids = list(self._ids[number])
@@ -144,10 +139,7 @@ def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]
 
 
 def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
-    """Say so if the run's tokens are another tokenizer's.
-
-    No more: one written with other spaces gives the same.
-    """
+    """Say so if the run's tokens are another tokenizer's, which may be alike but for its spaces."""
     with suppress(DataError, OSError):
         if describe(rundir.data).origin.tokenizer != tokenizer.identity:
             warn(
@@ -157,10 +149,7 @@ def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
 
 
 def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memory: bool) -> None:
-    """Say in one line which tokens take a pass over the text.
-
-    length: of the text, at most. of_memory: keys and values of more tokens don't fit into it.
-    """
+    """Say which tokens take a pass over the text. length: its own. of_memory: more don't fit in."""
     if why is not None:
         warn(f"no key-value cache, every token takes a pass over the text: {why}")
     elif length > sequence:
@@ -207,10 +196,7 @@ def _questions(
 
 
 def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_tokens: int) -> Config:
-    """Return the configuration of the whole model for at most `num_tokens` tokens.
-
-    Raises ConfigError before anything is allocated.
-    """
+    """Return the configuration of the whole model for `num_tokens` tokens. Raises ConfigError."""
     one = on_one_rank(config)
     threads = min(one.run.threads, len(cores_of_process()))
     one = msgspec.structs.replace(
@@ -227,9 +213,8 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
     except ConfigError as error:
         raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
     length = max(one.data.sequence, one.model.positions or 0, length_of_run(rundir))
-    return msgspec.structs.replace(
-        one, data=msgspec.structs.replace(one.data, sequence=min(length, num_tokens))
-    )
+    data = msgspec.structs.replace(one.data, sequence=min(length, num_tokens))
+    return msgspec.structs.replace(one, data=data)
 
 
 def _load(rundir: RunDir, plan: Plan) -> Stage:
