@@ -9,7 +9,7 @@ from mpitrain.plan.predict.memory import MemoryUsage
 
 
 def measure(actor: Actor, watch: Watch) -> MemoryUsage:
-    """Return what this rank has allocated, and the most that microbatches held in the watched step.
+    """Return what this rank has allocated, and the most that its microbatches held when watched.
 
     What a computation works with between two items of a block isn't in it.
     """

@@ -16,10 +16,7 @@ AHEAD = 2  # receives posted before they are needed
 
 
 class PipelineMessages:
-    """What a rank sends to other stages, and receives from them.
-
-    Who walks the program waits for SENDs before the update. The next RECVs are posted ahead.
-    """
+    """What a rank sends to other stages and receives; the next receives are posted ahead."""
 
     def __init__(self, plan: Plan, links: Links, site: BuildContext):
         self._plan = plan

@@ -212,10 +212,7 @@ class Gradients:
     # ------------------------------------------------------------ over other axes
 
     def _added_here(self, bucket: BucketState) -> torch.Tensor:
-        """Return what was added to a bucket here, by all uses of a tied embedding, in its buffer.
-
-        After the data axis, it is the shards of the sums.
-        """
+        """Return what all uses of a bucket here have added; after the data axis, its shards."""
         first, *others = summed_in(bucket, self.stages)
         if bucket.plan.then:
             self._wait_for_reductions()

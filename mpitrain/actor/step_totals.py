@@ -96,10 +96,7 @@ class StepTotals:
         self.measure = measure
 
     def of(self, work: Work, squares: list[float]) -> list[Totals]:
-        """Return the totals of each part of the model, in the order of its ranks. Collective.
-
-        squares: of this rank's gradients.
-        """
+        """Return the totals of each part of the model. Collective. squares: of gradients here."""
         # the ranks of tp have the same, but for squares of gradients
         first = self._mesh["tp"].rank == 0
         losses = work.losses if first else {}

@@ -85,10 +85,8 @@ class Scorer:
         whole = all(scores.dim() == 3 for scores in made.values())
         of_ranks = self._world.all_gather("scores", (sums, whole, self._stopping()))
         if not all(whole for _, whole, _ in of_ranks):
-            raise CheckpointError(
-                "the model's own head doesn't give scores of positions (Microbatch.scoring); evaluate it "
-                "after an export"
-            )
+            what = "the model's own head doesn't give scores of positions (Microbatch.scoring)"
+            raise CheckpointError(f"{what}; evaluate it after an export")
         self.stopped = any(stopping for *_, stopping in of_ranks)
         return _together([sums for sums, *_ in of_ranks], len(requests))
 

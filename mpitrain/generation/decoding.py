@@ -80,10 +80,8 @@ def length_in_memory(plan: Plan) -> int:
 
     found = bisect_right(range(1, plan.config.data.sequence + 1), limit.usable, key=num_bytes)
     if not found:
-        raise ConfigError(
-            f"the weights need {weights / 1e9:.3g} GB, which {limit.source} has no room for; take a "
-            "machine with more memory"
-        )
+        what = f"the weights need {weights / 1e9:.3g} GB, which {limit.source} has no room for"
+        raise ConfigError(f"{what}; take a machine with more memory")
     return found
 
 

@@ -34,10 +34,8 @@ class SamplingRules:
     def choose(self, logits_V: torch.Tensor, generator: torch.Generator, before: Sequence[int] = ()) -> int:
         """Return the next token. before: the text so far. Raises CheckpointError for NaN logits."""
         if not all(map(math.isfinite, logits_V.aminmax())):  # NaN is both
-            raise CheckpointError(
-                "the weights give NaN or infinite logits; train the model again, or go back to an earlier "
-                "checkpoint"
-            )
+            change = "train the model again, or go back to an earlier checkpoint"
+            raise CheckpointError(f"the weights give NaN or infinite logits; {change}")
         if self.repetition_penalty != 1:
             logits_V = _penalised(logits_V, before, self.repetition_penalty)
         if self.temperature == 0:

@@ -142,10 +142,8 @@ def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
     """Say so if the run's tokens are another tokenizer's, which may be alike but for its spaces."""
     with suppress(DataError, OSError):
         if describe(rundir.data).origin.tokenizer != tokenizer.identity:
-            warn(
-                f"warning: {rundir.data / DESCRIPTION}: the run had another tokenizer, or another edition of "
-                "its file"
-            )
+            what = "the run had another tokenizer, or another edition of its file"
+            warn(f"warning: {rundir.data / DESCRIPTION}: {what}")
 
 
 def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memory: bool) -> None:
@@ -154,10 +152,8 @@ def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memo
         warn(f"no key-value cache, every token takes a pass over the text: {why}")
     elif length > sequence:
         whose = "for which this machine has memory" if of_memory else "the model's own length"
-        warn(
-            f"no key-value cache beyond {sequence} tokens, {whose}: from there on every token takes a "
-            "pass over the last so many"
-        )
+        how = "from there on every token takes a pass over the last so many"
+        warn(f"no key-value cache beyond {sequence} tokens, {whose}: {how}")
 
 
 def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -174,10 +170,7 @@ def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
 def _questions(
     rundir: RunDir, tokenizer: Tokenizer, prompts: Sequence[str], request: SamplingRequest
 ) -> tuple[frozenset[int], list[list[int]]]:
-    """Return the tokens that end an answer, and those of each prompt by the chat template.
-
-    It lies beside the tokenizer that is given, or else in the run directory. Raises DataError.
-    """
+    """Return tokens that end an answer, and prompts' by the chat template. Raises DataError."""
     if tokenizer.identity == "bytes":
         raise DataError("--chat: a tokenizer of bytes has no chat template; leave --chat out")
     given = request.tokenizer_file
@@ -222,9 +215,8 @@ def _load(rundir: RunDir, plan: Plan) -> Stage:
     passed_over: list[str] = []
     saved = load.open_latest(rundir.checkpoints, warn=passed_over.append, needs=plan.stored_weights())
     if saved is None:
-        raise CheckpointError(
-            f"{rundir.checkpoints}: no checkpoint yet; wait for the first one (run.save_every) and try again"
-        )
+        change = "wait for the first one (run.save_every) and try again"
+        raise CheckpointError(f"{rundir.checkpoints}: no checkpoint yet; {change}")
     for text in passed_over:
         warn(f"warning: {text}")
     with saved:
@@ -239,7 +231,6 @@ def _fill(stage: Stage, saved: Checkpoint) -> None:
     for spec, data in stage.state.weights():
         data.copy_(to_tensor(saved.read(f"parameters/{spec.name}")))
         if not torch.isfinite(data).all():
-            raise CheckpointError(
-                f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers; train the model again, "
-                "or remove this step to use the one before"
-            )
+            what = f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers"
+            change = "train the model again, or remove this step to use the one before"
+            raise CheckpointError(f"{what}; {change}")

@@ -77,8 +77,7 @@ class Announcements:
     def _validation_line(self) -> str:
         config = self._plan.run_config
         asked = config.run.eval_batches * BatchSizes(config.batch).at(1)
-        known = self.corpora.validation.num_sequences
-        used = f" of {known:,}"
+        used = f" of {self.corpora.validation.num_sequences:,}"
         validated = self.validation.num_sequences
         if validated < asked:
             used = f", all there are, of {asked:,} asked for (run.eval_batches x batch.global)"
@@ -87,10 +86,8 @@ class Announcements:
 
     def _cost_lines(self) -> Iterator[str]:
         if not self._mesh["tp"].one_node:
-            yield (
-                f"parallel.tp = {self._plan.config.parallel.tp} spans nodes: every layer waits for the "
-                "network; use a smaller tp"
-            )
+            tp = f"parallel.tp = {self._plan.config.parallel.tp}"
+            yield f"{tp} spans nodes: every layer waits for the network; use a smaller tp"
         yield from costs(self._plan)
         if self.world.rank == 0:
             yield from idle_here(self._plan)

@@ -87,10 +87,8 @@ class Leaving:
         """Return what is said at the start of the time there is."""
         if self._time is None:
             return ""
-        return (
-            f"time: until {self._time.end}; leaves {self._time.margin_s:.0f} s before that or earlier, with "
-            "a checkpoint"
-        )
+        margin = f"{self._time.margin_s:.0f} s before that or earlier"
+        return f"time: until {self._time.end}; leaves {margin}, with a checkpoint"
 
     def describe(self, step: int) -> str:
         """Return why the run has left after `step`."""

@@ -26,10 +26,7 @@ LONGEST_WORD = 20  # characters
 
 
 def commands(config: Config, run_dir: Path, prompt: str, num_ranks: int, num_nodes: int) -> str:
-    """Return how to sample from a run that is done, train it further, and begin another like it.
-
-    Paths are as they were given: for the folder that the run was started in.
-    """
+    """Return how to sample from a run, train it further and begin another; with paths as given."""
     ours = _this_program()
     path = as_argument(run_dir)
     ranks = " ".join([*command_of_ranks(num_ranks, num_nodes), *ours])

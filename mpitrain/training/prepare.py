@@ -80,10 +80,7 @@ def open_run(
 
 
 def join_ranks(path: str | None, overrides: tuple[str, ...], guard: Guard) -> JoinedRanks:
-    """Start MPI, and read one configuration on all ranks, spares included. Collective over them.
-
-    Raises InputError, alike on all ranks.
-    """
+    """Start MPI, and read one configuration on all ranks. Collective; raises InputError alike."""
     guard.place.enter("start", "reading the configuration", BUSY)
     # before MPI starts: its limit (comm.timeout_s) is for that, too
     read = attempt(path, overrides)
@@ -265,10 +262,7 @@ def _require_staging(path: str) -> None:
 
 
 def _require_device(plan: Plan, world: World) -> None:
-    """Refuse a device or compiler that can't do what is asked, before the run directory is made.
-
-    It needs torch. Collective over all ranks.
-    """
+    """Refuse a device or compiler that can't do what is asked; may load torch. Collective."""
     config = plan.config
     direct = config.comm.device == "direct"
     needs = direct or config.precision.compute == "fp8"

@@ -68,10 +68,7 @@ class Recovery:
         self._said_unknown = False
 
     def resume(self) -> None:
-        """Resume from the checkpoint that was found, if there is one. Collective over all ranks.
-
-        Raises CheckpointError, alike on all ranks, if it can't be read any more.
-        """
+        """Resume from the checkpoint that was found, if any. Collective; raises CheckpointError."""
         step, folder = self._opened.newest.step, self._opened.newest.folder
         if step:
             self._go_back_to(step, folder)
@@ -172,10 +169,8 @@ class Recovery:
         self._spikes.rolled_back(spike, last, before)
         counts.sequences = sequences
         self._world.on_first_rank("cutting metrics.jsonl", lambda: self._rundir.truncate_metrics(last))
-        self._report.say(
-            f"rolled back to step {last}, rollback {self._spikes.rollbacks}; {spike - last} batches are not "
-            "read again"
-        )
+        done = f"rolled back to step {last}, rollback {self._spikes.rollbacks}"
+        self._report.say(f"{done}; {spike - last} batches are not read again")
 
     def _go_back_to(self, step: int, folder: Path) -> None:
         """Read a checkpoint. Collective over all ranks; raises CheckpointError, alike on all ranks."""

@@ -195,7 +195,7 @@ class Opening:
         return newest
 
     def _newer_in_memory(self, memory: NodeMemory | None, saved: Newest) -> Newest:
-        """Return the newest checkpoint in memory, if it is newer than `saved`. Collective.
+        """Return the newest step in memory, if it is after `saved`, else that. Collective.
 
         None of the last step: that has to be saved on disk.
         """

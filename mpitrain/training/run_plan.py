@@ -76,10 +76,7 @@ def ranks_of(world: World) -> JobRanks:
 
 
 def judged_advice(config: Config, plan: Plan, world: World, vocabulary: Vocabulary) -> list[str]:
-    """Return the advice for a run, which rank 0 finds. Collective over all ranks.
-
-    Raises ConfigError, alike on all ranks, for a layout that memory has no room for.
-    """
+    """Return rank 0's advice on a layout. Collective; raises ConfigError for too little memory."""
 
     def judged() -> list[str]:
         from mpitrain.plan.predict.step_time.advice import judge  # on one rank of many

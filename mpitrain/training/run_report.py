@@ -61,10 +61,7 @@ class RunReport:
             self._show(lambda: self.console.print(shown, markup=False))
 
     def _show(self, show: Callable[[], None]) -> None:
-        """Write to the console; when that fails, fall silent: metrics.jsonl has everything.
-
-        rich ends the program (SystemExit) when nobody reads.
-        """
+        """Write to the console, or fall silent; rich raises SystemExit when nobody reads."""
         try:
             show()
         except (OSError, ValueError, SystemExit):

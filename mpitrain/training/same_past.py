@@ -28,10 +28,7 @@ RATE_KEYS = ("optimizer.lr", *(f"schedule.{key}" for key in ("name", "warmup", "
 
 
 def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
-    """Return the name of the order of a run's data: that of its checkpoint, which never changes.
-
-    asked: data.order. Raises CheckpointError for another one than the checkpoint's.
-    """
+    """Return the order of a run's data: its checkpoint's, else `asked`. Raises CheckpointError."""
     if not newest.step:
         return asked or FEISTEL
     recorded = newest.order or SORTED
@@ -103,14 +100,12 @@ def _require_same_mixture(
         return
     what = f"data.sources had other weights in the {step} steps that are done"
     if now.at(1) != past.at(1) and before.data.sources == config.data.sources:
-        raise CheckpointError(
-            f"{what} with batch.global = {past.at(1)}, as weights change at a step; keep it, and set "
-            f"batch.growth = [[{step + 1}, {now.at(1)}]]"
-        )
+        what = f"{what} with batch.global = {past.at(1)}, as weights change at a step"
+        growth = f"batch.growth = [[{step + 1}, {now.at(1)}]]"
+        raise CheckpointError(f"{what}; keep it, and set {growth}")
     first = next(later for later in count(step + 1) if now.before(later) >= read)
-    raise CheckpointError(
-        f"{what}; keep those, and give new ones from a later step on: weight = [[1, ...], [{first}, ...]]"
-    )
+    change = f"give new ones from a later step on: weight = [[1, ...], [{first}, ...]]"
+    raise CheckpointError(f"{what}; keep those, and {change}")
 
 
 def _require_same_growth(step: int, before: Config, config: Config) -> None:

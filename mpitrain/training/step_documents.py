@@ -201,6 +201,5 @@ def tokenizer_of_run(rundir: RunDir, data: Data, given: str | None) -> Tokenizer
             return load_tokenizer(rundir.tokenizer, end, begin)
     fault = (kind or "missing") if inside else "outside of the run directory, and not read for it"
     named = f"{rundir.config} names the tokenizer {shown(repr(name))}"
-    raise DataError(
-        f"{named}, which is {fault}; give --tokenizer FILE, the one that the run was trained with"
-    )
+    change = "give --tokenizer FILE, the one that the run was trained with"
+    raise DataError(f"{named}, which is {fault}; {change}")

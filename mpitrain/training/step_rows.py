@@ -18,10 +18,7 @@ from mpitrain.plan.division.batch_division import sequences_of
 
 
 class StepRows:
-    """This rank's sequences of each step. separate: documents are.
-
-    num_sequences: of a step, over all ranks.
-    """
+    """This rank's sequences of each step. separate: documents are. num_sequences: of all ranks."""
 
     def __init__(self, actor: Actor, separate: bool, dp_rank: int):
         self._actor = actor

@@ -33,10 +33,7 @@ def require_tasks(run: Run) -> None:
 
 
 def read_tasks(plan: Plan, rundir: RunDir, tokenizer: Tokenizer, sources: Collection[str]) -> Tasks:
-    """Return the tasks of a run, which fit into its shortest rows. Raises InputError.
-
-    sources: that are validated, too.
-    """
+    """Return a run's tasks, which fit its rows. sources: validated, too. Raises InputError."""
     config = plan.run_config
     vocabulary = EvaluatedVocabulary.of_run(rundir, config.data, tokenizer, own=True)
     tasks = {
@@ -55,10 +52,8 @@ def _names(run: Run, sources: Collection[str]) -> list[str]:
     counts = Counter([*names, *sources])
     for name in names:
         if counts[name] > 1:
-            raise ConfigError(
-                f"{KEY}: two tasks or sources are called {shown(name)}; rename a file: a task's name is its "
-                "file's, without .jsonl"
-            )
+            change = "rename a file: a task's name is its file's, without .jsonl"
+            raise ConfigError(f"{KEY}: two tasks or sources are called {shown(name)}; {change}")
     return names
 
 

@@ -50,10 +50,7 @@ REMEMBERED = 1000  # steps whose seconds are kept
 
 
 class Trainer:
-    """The loop of one rank. code: the exit code, when the run is over before run.steps.
-
-    steps_here: those of this plan (batch.growth, batch.lengths).
-    """
+    """The loop of one rank over the steps of one plan. code: the exit code, once it is over."""
 
     def __init__(
         self,
@@ -235,10 +232,7 @@ class Trainer:
         return line
 
     def _check_and_save(self, result: StepResult, line: Mapping[str, Any]) -> int | None:
-        """Check a step, then save it or go back from it; return the exit code if it was the last.
-
-        Collective over all ranks.
-        """
+        """Check a step, save it or go back; return the exit code if it was the last. Collective."""
         run = self.config.run
         step = self.counts.step
         over = step == run.steps or self.urgency > STAY
@@ -258,10 +252,7 @@ class Trainer:
         return self._end_of_batch() if grows else None
 
     def _keep(self, result: StepResult, line: Mapping[str, Any], saving: bool, is_followed: bool) -> None:
-        """Copy a step in memory and save it on disk, as is due.
-
-        A step that is saved is copied, too: until its checkpoint is committed others follow.
-        """
+        """Copy a step in memory and save it as is due; both, as others follow before a commit."""
         if is_followed and self.memory.due(self.counts.step):
             self.memory.copy(self.counts.step, self.recovery.meta({}))
         if saving:

@@ -52,10 +52,7 @@ def run(
 
 
 class Trainers:
-    """The trainers of a run, one after the other, each with its own plan (batch.growth, .lengths).
-
-    now: the one that trains.
-    """
+    """A run's trainers, each with its plan (batch.growth, batch.lengths). now: the active one."""
 
     def __init__(self, opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None = None):
         self._opened = opened

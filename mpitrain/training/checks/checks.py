@@ -61,10 +61,7 @@ class Checks:
         return work
 
     def corruption(self, step: int, saving: bool) -> Corruption:
-        """Return what of the state can't be relied on: then the run ends, and saves nothing.
-
-        Collective over all ranks, and alike on them.
-        """
+        """Return what can't be relied on, alike on all ranks: then nothing is saved. Collective."""
         verdict = self._recompute.verdict if self._recompute else None
         if verdict and verdict.text:
             self._say(f"step {step}: {verdict.text}")

@@ -43,10 +43,7 @@ class Corruption(NamedTuple):
 
 
 def different(actor: Actor, world: World) -> Corruption:
-    """Return which copies differ, and where they are, alike on all ranks. Collective over them.
-
-    Waits for weights that are on their way.
-    """
+    """Return which copies differ, alike on all ranks. Collective; waits for arriving weights."""
     names = dict[int, str]()
     digests = dict[int, int]()
     for name, x in _state(actor):

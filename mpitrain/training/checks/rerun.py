@@ -70,10 +70,7 @@ class RerunVerdict(NamedTuple):
 
 
 class RecomputeCheck:
-    """Runs the gradient pass of one step twice, and a third time if the two differ: a PassRunner.
-
-    Given to Actor.run_step; `verdict` then tells. Collective over all ranks.
-    """
+    """Runs a step's gradient pass twice, a third time if they differ: a PassRunner. Collective."""
 
     def __init__(self, actor: Actor, world: World):
         self._actor = actor

@@ -33,11 +33,8 @@ class Spikes:
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds of it."""
-        return {
-            "losses": list(self._losses),
-            "batches_skipped": self.batches_skipped,
-            "rollbacks": self.rollbacks,
-        }
+        counts = {"batches_skipped": self.batches_skipped, "rollbacks": self.rollbacks}
+        return {"losses": list(self._losses), **counts}
 
     @state.setter
     def state(self, saved: dict[str, Any]) -> None:
@@ -63,17 +60,13 @@ class Spikes:
         limit = self.limit
         if loss > limit:
             done = "the step was counted only" if self.settings.do == "count" else "its update was left out"
-            return (
-                f"step {step} is a spike: its loss is {loss:.4f}, more than {limit:.4f}; {done} (spikes.do)"
-            )
+            what = f"step {step} is a spike: its loss is {loss:.4f}, more than {limit:.4f}"
+            return f"{what}; {done} (spikes.do)"
         if math.isfinite(loss):
             self._losses.append(loss)
         return ""
 
     def rolled_back(self, spike: int, to: int, before: dict[str, Any]) -> None:
-        """Continue after step `to`, whose state is read, with what comes after the batch of step `spike`.
-
-        before: the state at the spike.
-        """
+        """Continue after step `to` with the batch after `spike`. before: the state at the spike."""
         self.rollbacks = before["rollbacks"] + 1
         self.batches_skipped = before["batches_skipped"] + spike - to

@@ -35,10 +35,9 @@ def settle(numerics: Numerics, environment: MutableMapping[str, str] = os.enviro
     """Choose deterministic or fastest kernels, before cuBLAS is first used. Raises ConfigError."""
     deterministic = numerics.deterministic
     if deterministic and (workspace := environment.setdefault(WORKSPACE, FITTING[0])) not in FITTING:
-        raise ConfigError(
-            f'{WORKSPACE} = "{workspace}": products of matrices are deterministic with '
-            f"{' or '.join(FITTING)} only; unset it, or set numerics.deterministic=false"
-        )
+        needed = f"products of matrices are deterministic with {' or '.join(FITTING)} only"
+        change = "unset it, or set numerics.deterministic=false"
+        raise ConfigError(f'{WORKSPACE} = "{workspace}": {needed}; {change}')
     # with warnings only, flash attention would stay as it is
     torch.use_deterministic_algorithms(deterministic, warn_only=False)
     # to fill it costs a pass, and nothing reads what it has not written

@@ -69,10 +69,7 @@ def place(plan: Plan, world: World, training: bool = True) -> DevicePlacement:
 
 
 def _whether_to_compile(wanted: bool | str, vendor: str | None, world: World) -> tuple[bool, str]:
-    """Return whether all ranks compile, and why not where run.compile = "auto" would. Collective.
-
-    Raises ConfigError, alike on all ranks, where it is wanted and a rank can't.
-    """
+    """Return whether all ranks compile; why "auto" doesn't. Collective; raises ConfigError."""
     if wanted is True:
         world.on_every_rank("looking for a compiler", lambda: compiler.require(vendor))
         return True, ""
@@ -84,10 +81,7 @@ def _whether_to_compile(wanted: bool | str, vendor: str | None, world: World) ->
 
 
 def looked_for(config: Config) -> Gpus:
-    """Return the GPUs to choose from, with torch set up to compute on them; none, for a run on CPUs.
-
-    Raises ConfigError.
-    """
+    """Return the GPUs to choose from, with torch set up; none on CPUs. Raises ConfigError."""
     set_threads(config.run)
     keep_freed_memory()
     if config.run.device == "cpu":

@@ -23,10 +23,7 @@ VISIBLE = {
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a part of one that torch counts as one.
-
-    identity: the same in all processes of a node, whatever its index is there.
-    """
+    """A GPU, or a part that torch counts as one. identity: the same in all processes of a node."""
 
     name: str
     identity: str
@@ -77,10 +74,7 @@ def _gpu(index: int, vendor: str) -> Gpu:
 
 
 def identity(properties: object, index: int, vendor: str, environment: Mapping[str, str]) -> str:
-    """Return what names a GPU on its node: UUID, else place on the bus, else number in the job.
-
-    Some of AMD's have no UUID, or one of zeros.
-    """
+    """Return what names a GPU on its node: UUID, unless of zeros, bus, or number in the job."""
     uuid = str(getattr(properties, "uuid", "")).strip()
     if uuid.strip("0-"):
         return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"

@@ -99,10 +99,8 @@ class Recorded:
 
     def damaged(self, why: object) -> DataError:
         """Return the error that says so."""
-        return DataError(
-            f"{shown(self._path)}: not a recording that can be read: {shown(why)}; give a file of mpitrain "
-            "run --record"
-        )
+        what = f"{shown(self._path)}: not a recording that can be read: {shown(why)}"
+        return DataError(f"{what}; give a file of mpitrain run --record")
 
     def read(self, name: str, most_bytes: int) -> np.ndarray:
         """Return an array of at most so many bytes. A recording has it as it is, not packed."""
@@ -186,25 +184,21 @@ class Replay:
         self._tokens, self._ends = self._file.tokens(self.plan), self._file.truths("ends", self.plan)
         self._scored = self._file.truths("scored", self.plan)
         if about.device == "cuda" and not torch.cuda.is_available():
-            raise DataError(
-                f"{shown(path)}: recorded on a GPU, and there is none here; replay it where there is one"
-            )
+            what = f"{shown(path)}: recorded on a GPU, and there is none here"
+            raise DataError(f"{what}; replay it where there is one")
         torch.set_num_threads(about.threads)
         axes, rank = self.plan.axes, about.rank
         self.place = Stops(rank, at)
         self.mesh = ReplayMesh(rank, axes.of(rank), axes.carried)
         self._given: list[tuple[str, int, str, str, int]] = []
         self.mesh.listen(self, self._fill, self.place)
-        self.actor = Actor(
-            self.plan, self.mesh, torch.device(about.device), place=self.place, compiled=about.compiled
-        )
+        device = torch.device(about.device)
+        self.actor = Actor(self.plan, self.mesh, device, place=self.place, compiled=about.compiled)
         if self.actor.compiled:
             compiler.require(None if about.device == "cpu" else "cuda")
         if at is not None and at not in map(str, self.actor.training):
-            raise DataError(
-                f"--stop-at {shown(at)}: rank {rank} has no such instruction; mpitrain program prints those "
-                "that it has"
-            )
+            what = f"--stop-at {shown(at)}: rank {rank} has no such instruction"
+            raise DataError(f"{what}; mpitrain program prints those that it has")
         self._restore()
 
     def run(self, say: Callable[[str], None]) -> int:

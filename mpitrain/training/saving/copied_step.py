@@ -79,10 +79,9 @@ def save_copied_step(memory: NodeMemory, saved_step: int) -> list[str]:
         _complete_nodes(memory, nodes, newest)
     if newest.lost and newest.lost[0] > saved_step:
         step, shards = newest.lost
-        said.append(
-            f"step {step} in memory lacks part{'s' * (len(shards) > 1)} {listed(shards, 4)} of the state: "
-            "the nodes that had it are gone, or it was changed"
-        )
+        parts = f"part{'s' * (len(shards) > 1)} {listed(shards, 4)} of the state"
+        why = "the nodes that had it are gone, or it was changed"
+        said.append(f"step {step} in memory lacks {parts}: {why}")
     return said
 
 

@@ -108,10 +108,9 @@ class CopyFile:
             os.posix_fallocate(file, 0, size)
             return cls(mmap.mmap(file, size), num_bytes, used_bytes)
         except OSError as error:
-            raise CheckpointError(
-                f"{shown(path)} of {size:,} bytes: {shown(error.strerror)}; free some space there, or choose "
-                "another recovery.folder"
-            ) from error
+            what = f"{shown(path)} of {size:,} bytes: {shown(error.strerror)}"
+            change = "free some space there, or choose another recovery.folder"
+            raise CheckpointError(f"{what}; {change}") from error
         finally:
             os.close(file)
 
@@ -148,9 +147,8 @@ class CopyFile:
         """Mark a copy as that of a step, with the digest that its bytes have to have."""
         text = json.dumps(meta).encode()
         if len(text) > META_BYTES:
-            raise CheckpointError(
-                f"meta of step {step} has {len(text):,} bytes, at most {META_BYTES:,} can be"
-            )
+            what = f"meta of step {step} has {len(text):,} bytes"
+            raise CheckpointError(f"{what}, at most {META_BYTES:,} can be")
         begin = generation * self._stride + MARKS
         self._memory[begin : begin + len(text)] = text
         marks = self._marks(generation)
@@ -407,9 +405,8 @@ class NodeMemory:
                 file.write(os.path.realpath(self._rundir.path).encode())
         except OSError as error:
             what = f"recovery.folder = {shown(parent)}: {error.strerror}"
-            raise CheckpointError(
-                f"{what}; choose a directory in memory that can be written to, or leave recovery.every out"
-            ) from None
+            change = "choose a directory in memory that can be written to"
+            raise CheckpointError(f"{what}; {change}, or leave recovery.every out") from None
 
 
 # ---------------------------------------------------------------- copies that starts left
@@ -466,10 +463,7 @@ def read_copy(folder: Path, number: int) -> tuple[Manifest, CopyFile]:
 
 
 def newest_step_in_memory(rundir: RunDir) -> int:
-    """Return the newest step that a run directory has in memory of this host; 0 for none.
-
-    Of copies on several hosts it is the newest that is whole as far as this one sees.
-    """
+    """Return a run's newest step in memory, whole as far as this host sees; 0: there is none."""
     folders = memory_folders(rundir)
     newest = 0
     for start in copied_starts(folders).values():

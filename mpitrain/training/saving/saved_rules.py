@@ -24,9 +24,8 @@ def sequences_read(saved: Checkpoint, config: Config) -> int:
     num_tokens = count * _saved(saved, "data.sequence", config.data.sequence)
     place = -(-num_tokens // config.data.sequence)
     if place > MOST:
-        raise CheckpointError(
-            f"{shown(saved.path)}: found {place:,} sequences read; it is damaged, remove it"
-        )
+        what = f"{shown(saved.path)}: found {place:,} sequences read"
+        raise CheckpointError(f"{what}; it is damaged, remove it")
     return place
 
 

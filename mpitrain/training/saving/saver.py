@@ -75,10 +75,8 @@ class Task:
         try:
             threading.Thread(target=self._run, name="mpitrain-save", daemon=True).start()
         except RuntimeError:
-            warn(
-                f"mpitrain: {place.who}: no thread can be started, {what} in the foreground: steps wait; "
-                f"{no_more()}"
-            )
+            how = f"no thread can be started, {what} in the foreground: steps wait"
+            warn(f"mpitrain: {place.who}: {how}; {no_more()}")
             with place.at("save", what, BUSY):
                 self._run()
 
@@ -243,10 +241,8 @@ class Saver:
         self.finish()
         last = self.last
         if last.waited_s > SLOW_S and self._background:
-            self._say(
-                f"step {step} waited {last.waited_s:.1f} s until step {last.step} was saved, which took "
-                f"{last.took_s:.1f} s"
-            )
+            waited = f"step {step} waited {last.waited_s:.1f} s until step {last.step} was saved"
+            self._say(f"{waited}, which took {last.took_s:.1f} s")
         with self._place.at("save", f"making the folder of step {step}", BUSY):
             reason = self._world.from_first_rank("making the folder", lambda: self._begin(step))
         if reason:
@@ -337,11 +333,8 @@ class Saver:
         note("syncing metrics.jsonl")
         self._rundir.sync_metrics()
         with saving(self._folder):
-            here = {
-                "host": socket.gethostname(),
-                "user": user(),
-                "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-            }
+            now = time.strftime("%Y-%m-%d %H:%M:%S %z")
+            here = {"host": socket.gethostname(), "user": user(), "time": now}
             about = replace(self._about, writer={**self._about.writer, "shards": self._num_shards, **here})
             save.commit(self._save.tmp, self._save.meta, self._num_shards, note, about)
         self._place.saved = self._save.step

@@ -126,10 +126,7 @@ def read(saved: Checkpoint, actor: Actor) -> None:
 
 
 def _require_same_state(saved: Checkpoint, actor: Actor) -> None:
-    """Raise CheckpointError for a step with other weights, or with the moments of another optimiser.
-
-    Weights of further tokens (model.mtp) may be left behind.
-    """
+    """Raise CheckpointError for other weights, but model.mtp's, or another optimiser's moments."""
     stored = set(saved.names())
     own = {spec.name for spec in actor.plan.parameters()}
     weights = {name.partition("/")[2] for name in stored if name.startswith(f"{PARAMETERS}/")}
