@@ -114,9 +114,8 @@ class Actor:
         reserve(self.zero_groups, needed, self.site.dtype, device, training)
         self.gradients = Gradients(plan, states, self.training, mesh, needed.waits)
         plans = [stage.plan for stage in self.stages.values()]
-        self.optimizer = optimizer_of(
-            config, plans, self.gradients.pieces, mesh, owned_weights(self.stages)[0].master, device
-        )
+        master = owned_weights(self.stages)[0].master
+        self.optimizer = optimizer_of(config, plans, self.gradients.pieces, mesh, master, device)
         sizes = self.table.num_stages, self.table.num_microbatches
         links = Links(mesh["links"], *sizes, synchronous=config.comm.synchronous)
         self._totals = StepTotals(plan, mesh, self.measure)

@@ -33,9 +33,8 @@ class PipelineMessages:
         """Start SEND, whose output is kept until it has left."""
         kind, m, stage, _ = action
         to = stage + 1 if kind == "SEND_F" else stage - 1
-        pending = self._links.send(
-            kind[-1], to, m, work.outputs.pop(action), self._rank_of[to], _expected(action, work)
-        )
+        output, expected = work.outputs.pop(action), _expected(action, work)
+        pending = self._links.send(kind[-1], to, m, output, self._rank_of[to], expected)
         # what has left is freed
         work.sending = [*(earlier for earlier in work.sending if not earlier.done), pending]
 

@@ -125,9 +125,8 @@ def _read(line: bytes) -> tuple[Any, str]:
 def with_shots(examples: Sequence[Example], shots: int, where: str) -> tuple[str, list[Example]]:
     """Return what stands before each text, and the examples that are left to be judged."""
     if shots >= len(examples):
-        raise DataError(
-            f"{where}: {counted(len(examples), 'lines')}, of which the first {shots} are shown "
-            "solved: none is left to judge; give fewer shots"
-        )
+        lines = counted(len(examples), "lines")
+        fault = f"{lines}, of which the first {shots} are shown solved: none is left to judge"
+        raise DataError(f"{where}: {fault}; give fewer shots")
     before = "".join(example.solved + BETWEEN_SHOTS for example in examples[:shots])
     return before, list(examples[shots:])

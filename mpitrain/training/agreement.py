@@ -36,9 +36,8 @@ def require_same_configuration(world: World, config: Config) -> None:
 def require_no_spares(config: Config) -> None:
     """Raise ConfigError for spare ranks where nothing gives them the places of others."""
     if spares := config.recovery.spares:
-        raise ConfigError(
-            f"recovery.spares = {spares}: only mpitrain run, without --dry-run, has spare ranks; leave it out"
-        )
+        fault = "only mpitrain run, without --dry-run, has spare ranks"
+        raise ConfigError(f"recovery.spares = {spares}: {fault}; leave it out")
 
 
 def require_time(config: Config) -> None:

@@ -76,9 +76,7 @@ class Recovery:
                 self._counts.sequences, self._spikes.state = self._opened.passed
         else:
             self._begin_with_weights()
-        cut = self._world.on_first_rank(
-            "cutting metrics.jsonl", lambda: self._rundir.truncate_metrics(step if step else -1)
-        )
+        cut = self._cut_metrics(step if step else -1)
         self._report.say("\n".join([*self._opened.notes, *([cut] if cut else [])]))
         if step:
             steps = self._config.run.steps
@@ -86,6 +84,10 @@ class Recovery:
             self._report.say(f"resuming after step {step} of {folder}{over}")
             if over:
                 self._saver.remove_rest()
+
+    def _cut_metrics(self, step: int) -> str:
+        cut = partial(self._rundir.truncate_metrics, step)
+        return self._world.on_first_rank("cutting metrics.jsonl", cut)
 
     def _begin_with_weights(self) -> None:
         """Read first weights, if any, of the run's own step 0 or of model.init. Collective."""
@@ -168,7 +170,7 @@ class Recovery:
             raise MpitrainError(f"step {last}, to roll back to, can't be read: {error.args[0]}") from error
         self._spikes.rolled_back(spike, last, before)
         counts.sequences = sequences
-        self._world.on_first_rank("cutting metrics.jsonl", lambda: self._rundir.truncate_metrics(last))
+        self._cut_metrics(last)
         done = f"rolled back to step {last}, rollback {self._spikes.rollbacks}"
         self._report.say(f"{done}; {spike - last} batches are not read again")
 

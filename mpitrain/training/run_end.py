@@ -120,17 +120,8 @@ def _compare_memory(
             f"{reserved / 1e6:,.2f} reserved by torch"
         )
     steps_s, gpu = trainer.steps_s, trainer.placement.gpu
-    run = MeasuredRun(
-        plan,
-        median(steps_s) if steps_s else 0.0,
-        len(steps_s),
-        [usage.totals for usage in usages],
-        trainer.ledger.num_steps,
-        world.node.size,
-        world.node_cores,
-        gpu.name if gpu else "",
-        trainer.peak.flops / world.size,
-        expected,
-        held,
-    )
-    return run, rows
+    times = median(steps_s) if steps_s else 0.0, len(steps_s)
+    comm = [usage.totals for usage in usages], trainer.ledger.num_steps
+    node = world.node.size, world.node_cores, gpu.name if gpu else ""
+    peak_flops = trainer.peak.flops / world.size
+    return MeasuredRun(plan, *times, *comm, *node, peak_flops, expected, held), rows

@@ -181,11 +181,9 @@ class Opening:
         return Loggers(self.rundir, names, plugins_of(self.config))
 
     def _open_logs(self) -> None:
-        world = self.world
+        begin = partial(logs.begin, self.rundir.logs, self.world.rank, self.world.size)
         with self.guard.place.at("start", "opening the logs", BUSY):
-            world.on_every_rank(
-                "opening the logs", lambda: logs.begin(self.rundir.logs, world.rank, world.size)
-            )
+            self.world.on_every_rank("opening the logs", begin)
 
     def _newest(self, memory: NodeMemory | None, saved: Newest) -> Newest:
         """Return the newest checkpoint, in memory or `saved`, and note it. Collective."""
@@ -233,11 +231,9 @@ class Opening:
     def _require_steps(self, step: int) -> None:
         """Raise ConfigError for a run that is longer already than asked. Changes nothing."""
         if step > self.config.run.steps:
-            raise ConfigError(
-                f"run.steps = {self.config.run.steps}, but {shown(self.rundir.path)} has done "
-                f"{counted(step, 'steps')}; set run.steps above {step} to train further, or choose another "
-                "run.dir"
-            )
+            done = f"{shown(self.rundir.path)} has done {counted(step, 'steps')}"
+            change = f"set run.steps above {step} to train further, or choose another run.dir"
+            raise ConfigError(f"run.steps = {self.config.run.steps}, but {done}; {change}")
 
     def _take(self) -> str:
         token, said = self.rundir.take(self.guard.end, self._still, self.job)

@@ -35,9 +35,8 @@ class RunReport:
         if self.speaks and sys.stdout.isatty() and not self.console.is_dumb_terminal:
             head, tail = (TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in ("head", "tail"))
             self._bar = BarColumn(BAR)
-            self._live = Progress(
-                head, self._bar, tail, console=self.console, transient=True, refresh_per_second=REFRESHES
-            )
+            how = dict(console=self.console, transient=True, refresh_per_second=REFRESHES)
+            self._live = Progress(head, self._bar, tail, **how)
 
     def __enter__(self) -> "RunReport":
         if self._live:

@@ -188,10 +188,9 @@ class Trainer:
         self.side_files.begin(step)
         pass_runner = self.checks.pass_runner(step, rows, {"lr": lr, "updates": self.counts.updates})
         asked = StepRequests(self.leaving.urgency, self.saver.number, self.spikes.skip_update)
+        checks = dict(asked=asked, watch=watch, pass_runner=pass_runner)
         with self.profiling.step(step):
-            return self.actor.run_step(
-                step, microbatches, lr, asked=asked, watch=watch, pass_runner=pass_runner
-            )
+            return self.actor.run_step(step, microbatches, lr, **checks)
 
     def _count(self, result: StepResult) -> None:
         self.counts.step += 1
@@ -335,10 +334,8 @@ class Trainer:
             self.counts.skipped_in_a_row += 1
         if result.skipped and result.num_tokens:
             limit = f" of at most {most} (run.max_skips)" if most else ""
-            self.report.say(
-                f"step {self.counts.step} was skipped: its gradients are not finite; "
-                f"{self.counts.skipped_in_a_row} in a row{limit}"
-            )
+            what = f"step {self.counts.step} was skipped: its gradients are not finite"
+            self.report.say(f"{what}; {self.counts.skipped_in_a_row} in a row{limit}")
         if most and self.counts.skipped_in_a_row >= most:
             return f"{self.counts.skipped_in_a_row} steps were skipped in a row (run.max_skips = {most})"
         return ""

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mpitrain.actor.communicators import build_mesh
@@ -39,10 +40,8 @@ def run(
     """
     calibration = None
     if calibrate is not None:
-        machine = opened.plan.config.run.machine
-        calibration = world.on_first_rank(
-            "looking at --calibrate", lambda: CalibrationFile.require(calibrate, machine)
-        )
+        require = partial(CalibrationFile.require, calibrate, opened.plan.config.run.machine)
+        calibration = world.on_first_rank("looking at --calibrate", require)
     with Trainers(opened, world, guard, record) as trainers:
         trainers.now.train()
         while trainers.now.is_followed:

@@ -1,11 +1,13 @@
 """Slow ranks and slow links, named with their nodes every `comm.slow_after` steps and at the end.
 
-busy    a step's time without waits for messages, of each rank; divided by the work of its stage
-slow    a rank, if in three of four steps it was busy FACTOR times as long as the (low) median of
-        its stage's ranks, or of all ranks if it has the stage alone
-a link  between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of the median
-        of links, this one before included; measured by a few messages
-        (comm/meters/link_speed.py), and if slow, again
+    busy    a step's time without waits for messages, of each rank; divided by the work of its stage
+    slow    a rank, if in three of four steps it was busy FACTOR times as long as the median of its
+            stage's ranks, or of all ranks if it has the stage alone
+    a link  between neighbouring nodes is slow if it carries less than 1 / LINK_FACTOR of the median
+            of links, this one before included; measured by a few messages
+            (comm/meters/link_speed.py), and if slow, again
+
+Of two ranks the faster one is the median.
 """
 
 from collections import Counter, defaultdict, deque
@@ -142,10 +144,8 @@ def _describe(rank: int, times: float, busy_of_ranks: Sequence[Busy]) -> str:
     longest = sorted(waits, key=waits.get, reverse=True)[:3]
     waiting = ", ".join(f"rank {other} {waits[other] * 1e3:.0f} ms a step" for other in longest)
     longest_waits = f"; waited for it: {waiting}" * bool(waits)
-    return (
-        f"rank {rank} on {busy_of_ranks[rank].node} is slow: busy {times:.1f} times as long as others "
-        f"with its work{longest_waits}"
-    )
+    what = f"rank {rank} on {busy_of_ranks[rank].node} is slow"
+    return f"{what}: busy {times:.1f} times as long as others with its work{longest_waits}"
 
 
 def slow_links(

@@ -24,10 +24,8 @@ class RecordRequest(NamedTuple):
             return None
         match = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)
         if match is None or not int(match[2]):
-            raise ConfigError(
-                f"--record {shown(text)}: expected RANK:STEP, ranks counted from 0 and steps from 1, such as "
-                "--record 3:120"
-            )
+            needed = "expected RANK:STEP, ranks counted from 0 and steps from 1"
+            raise ConfigError(f"--record {shown(text)}: {needed}, such as --record 3:120")
         return RecordRequest(int(match[1]), int(match[2]))
 
     def require(self, num_ranks: int, num_steps: int) -> None:

@@ -247,10 +247,8 @@ class Replay:
     def _compare(self, gradients: list[Sequence], say: Callable[[str], None]) -> int:
         about = self.about
         given = {(axis, number): value for axis, number, *_, value in self._given}
-        say(
-            f"rank {about.rank} of {about.size}, step {about.step}: {len(about.given)} operations, "
-            f"{len(gradients)} gradients"
-        )
+        which = f"rank {about.rank} of {about.size}, step {about.step}"
+        say(f"{which}: {len(about.given)} operations, {len(gradients)} gradients")
         for axis, number, operation, instruction, wanted in about.given:
             if given.get((axis, number)) != wanted:
                 where = f"{shown(instruction)}, what it gives to {shown(operation)} {number} of {shown(axis)}"

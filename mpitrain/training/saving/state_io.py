@@ -1,7 +1,7 @@
 """What a checkpoint holds of an actor: weights and moments, box by box, and the loss scale."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -104,11 +104,9 @@ def _pieces(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
 
 def _parts(held: Sequence[Held]) -> Parts:
     parts = defaultdict(list)
-    for what, piece, x in held:
-        array = to_array(x)
-        for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
-            extent = save.Extent(piece.spec.whole, _offset(piece.spec, box))
-            parts[f"{what}/{piece.spec.name}"].append((array[here].reshape(box.shape), extent))
+    for name, spec, box, x in _boxes(held):
+        extent = save.Extent(spec.whole, _offset(spec, box))
+        parts[name].append((to_array(x).reshape(box.shape), extent))
     return parts
 
 
@@ -118,7 +116,7 @@ def read(saved: Checkpoint, actor: Actor) -> None:
     Raises CheckpointError for what isn't there, and for weights that nobody would read.
     """
     _require_same_state(saved, actor)
-    for name, spec, box, x in _state(actor, actor.gradients.pieces):
+    for name, spec, box, x in _boxes(_tensors(actor, actor.gradients.pieces)):
         saved.require({name: (to_array(x).dtype, spec.whole)})
         where = tuple(slice(begin, begin + length) for begin, length in zip(_offset(spec, box), box.shape))
         x.copy_(to_tensor(saved.read(name, where)).flatten())
@@ -163,9 +161,9 @@ def _tensors(actor: Actor, pieces: Sequence[ParameterShard]) -> Iterator[Held]:
         yield from ((what, piece, x) for what, x in actor.optimizer.moments(piece))
 
 
-def _state(actor: Actor, pieces: Sequence[ParameterShard]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
+def _boxes(held: Iterable[Held]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]]:
     """Yield (name in the checkpoint, parameter, box of its box here, flat tensor), box by box."""
-    for what, piece, x in _tensors(actor, pieces):
+    for what, piece, x in held:
         for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
             yield f"{what}/{piece.spec.name}", piece.spec, box, x[here]
 
