@@ -106,7 +106,7 @@ def compare(run: MeasuredRun, terms_of_step: StepTerms | None) -> str:
 
 
 def _times(terms: Mapping[str, float], names: list[str]) -> list[str]:
-    """Return the milliseconds of a step and of its terms; "-" of a step that isn't predicted."""
+    """Return milliseconds; "-" of a step that isn't predicted."""
     if not terms:
         return ["-"] * (len(names) + 1)
     return [f"{1e3 * took:,.1f}" for took in (sum(terms.values()), *(terms.get(name, 0.0) for name in names))]
@@ -132,15 +132,13 @@ def predicted_terms(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:
     Raises one of NO_PREDICTION where formulas don't have the run.
     """
     found = predict_step(*_modelled(run, rates))
-    exposed = dict(found.exposed)
-    exposed["ep"] += exposed.pop("etp")
-    waiting = {"pp": found.bubble, **exposed}
+    waiting = {"pp": found.bubble, **found.exposed}
+    waiting["ep"] += waiting.pop("etp")
     computing = found.seconds - sum(waiting.values())
     return {"computing": computing, **{name: took for name, took in waiting.items() if took > 0}}
 
 
 def _modelled(run: MeasuredRun, rates: MachineRates) -> tuple[StepModel, StepLayout, MachineRates]:
-    """Return what formulas are given of a run."""
     config = run.plan.config
     rates = rates.with_ranks_per_node(config.comm.node_ranks or run.node_ranks)
     return step_model(run.plan), layout_of(config, rates, run.plan.routing), rates
@@ -183,7 +181,7 @@ def _sent(run: MeasuredRun) -> tuple[str, list[str]]:
 
 
 def _on_its_nodes(run: MeasuredRun) -> Plan:
-    """Return the plan with the nodes that the run has, which a plan of one node doesn't name."""
+    """Return the plan with the run's nodes, which a plan of one node doesn't name."""
     config = run.plan.config
     if config.comm.node_ranks or run.node_ranks >= run.plan.axes.grid.size:
         return run.plan
@@ -191,7 +189,6 @@ def _on_its_nodes(run: MeasuredRun) -> Plan:
 
 
 def _difference(predicted: Mapping[str, float], measured: Mapping[str, float]) -> str:
-    """Say how far off the prediction is, and in what term most."""
     if not predicted:
         return ""
     more = {name: measured.get(name, 0.0) - predicted.get(name, 0.0) for name in {*predicted, *measured}}

@@ -93,13 +93,9 @@ CONVENTIONS = (
     Convention(
         r"torchtitan", "pytorch/torchtitan, its benchmark page; selective: every second product "
         "is kept; docs/float8.md: tp gathers fp8, and FSDP may",
-        zero=3,
-        again=0.5,
-        narrow_gathers=True,
+        zero=3, again=0.5, narrow_gathers=True,
     ),
-    Convention(
-        r"^fsdp|fsdp\+ep", "as below", zero=3, halved=True, kernel="cudnn", awaits=0.0
-    ),
+    Convention(r"^fsdp|fsdp\+ep", "as below", zero=3, halved=True, kernel="cudnn", awaits=0.0),
     Convention(
         r"mcore|tp\+ep\+dp", "arXiv:2504.14960, section 4.1, table 3: experts have a capacity; MFU by "
         "num_floating_point_operations() of NVIDIA/Megatron-LM (megatron/training/training.py); vpp, which "

@@ -14,7 +14,7 @@ Errors are (predicted - published) / published of the seconds of a step.
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -52,8 +52,7 @@ class PredictedRow(NamedTuple):
 
     @property
     def sample(self) -> Sample:
-        row = self.row
-        return Sample(self.found.seconds, self.measured, row.model.name, row.regime)
+        return Sample(self.found.seconds, self.measured, self.row.model.name, self.row.regime)
 
     @property
     def measured(self) -> float:
@@ -164,7 +163,7 @@ def _of_systems(others: Sequence[PredictedRow], regime: str, machine: MachineFil
 
 
 def _yardsticks(rows: Sequence[PredictedRow]) -> tuple[float, float]:
-    """Return FLOP/s of a rank, and the factor of the data sheet, in the median of some rows."""
+    """Return FLOP/s of a rank, and the factor of the data sheet, each the median."""
     if not rows:
         return 0.0, 0.0
     rates = [model_flops(e.row.model, e.row.layout) / (e.row.layout.ranks * e.measured) for e in rows]
@@ -194,15 +193,15 @@ def report(outcome: BacktestOutcome) -> dict[str, Any]:
         "refused": [each._asdict() for each in outcome.refused],
         "share_of_complete_rows_predicted": len(rows) / complete if complete else math.nan,
         "names_a_half": any(each.row.fitted is not None for each in rows),
-        "systems": _systems(outcome, held_out),
+        "systems": list(_systems(outcome, held_out)),
         "bars": _bars(held_out),
         "machines": _machines(counted),
         "by_row": by_row(outcome),
         "interval_holds": _held(held_out),
         "sustained_holds": _sustained_held(counted),
         "unknown_held": _unknown_held(rows),
-        "sweeps": _sweeps(counted),
-        "memory": _memory(rows),
+        "sweeps": list(_sweeps(counted)),
+        "memory": list(_memory(rows)),
         "assumed": _assumed(rows),
         "worst": _worst(held_out),
     }
@@ -219,23 +218,19 @@ def _errors(rows: Sequence[PredictedRow], mode: str) -> dict[str, float]:
     }
 
 
-def _systems(outcome: BacktestOutcome, held_out: Sequence[PredictedRow]) -> list[dict[str, Any]]:
+def _systems(outcome: BacktestOutcome, held_out: Sequence[PredictedRow]) -> Iterator[dict[str, Any]]:
     fitted = Counter(_system(each) for each in outcome.rows if each.counts and each.row.fitted)
-    found = []
     for system, own in sorted(_by(held_out, _system).items()):
         measured = [each.measured for each in own]
         predicted = [each.seconds["calibrated"] for each in own]
-        found.append(
-            {
-                "system": system,
-                "regime": own[0].row.regime,
-                "fitted_rows": fitted[system],
-                "factor": math.exp(outcome.constants[system]),
-                "rank_correlation": rank_correlation(predicted, measured) if len(own) > 2 else math.nan,
-                **{mode: _errors(own, mode) for mode in (*MODES, *YARDSTICKS)},
-            }
-        )
-    return found
+        yield {
+            "system": system,
+            "regime": own[0].row.regime,
+            "fitted_rows": fitted[system],
+            "factor": math.exp(outcome.constants[system]),
+            "rank_correlation": rank_correlation(predicted, measured) if len(own) > 2 else math.nan,
+            **{mode: _errors(own, mode) for mode in (*MODES, *YARDSTICKS)},
+        }
 
 
 def _bars(held_out: Sequence[PredictedRow]) -> dict[str, Any]:
@@ -256,7 +251,6 @@ def _bars(held_out: Sequence[PredictedRow]) -> dict[str, Any]:
 def _medians(
     systems: Sequence[Sequence[PredictedRow]], modes: Sequence[str], which: str = "median"
 ) -> dict[str, float]:
-    """Return the median over systems of one of their errors."""
     return {mode: quantile([_errors(rows, mode)[which] for rows in systems], 0.5) for mode in modes}
 
 
@@ -313,9 +307,8 @@ def _unknown_held(rows: Sequence[PredictedRow]) -> dict[str, Any]:
     return {"rows": len(inside), "share": _share(inside)}
 
 
-def _sweeps(counted: Sequence[PredictedRow]) -> list[dict[str, Any]]:
-    """Return of each sweep of one model and batch what the first choice and a random pick lose."""
-    found = []
+def _sweeps(counted: Sequence[PredictedRow]) -> Iterator[dict[str, Any]]:
+    """Yield of each sweep of one model and batch what the first choice and a random pick lose."""
     for name, own in _by(counted, attrgetter("row.sweep")).items():
         if len({each.row.layout for each in own}) < SWEEP:
             continue
@@ -325,23 +318,19 @@ def _sweeps(counted: Sequence[PredictedRow]) -> list[dict[str, Any]]:
         best = min(measured)
         chosen = measured[min(range(len(own)), key=predicted.__getitem__)]
         row = own[0].row
-        found.append(
-            {
-                "sweep": name,
-                "layouts": len(own),
-                "several_nodes": row.layout.ranks > row.machine.ranks_per_node,
-                "spread": max(measured) / best - 1,
-                "loss": 1 - best / chosen,
-                "random_loss": statistics.mean(1 - best / each for each in measured),
-                "rank_correlation": rank_correlation(predicted, measured),
-            }
-        )
-    return found
+        yield {
+            "sweep": name,
+            "layouts": len(own),
+            "several_nodes": row.layout.ranks > row.machine.ranks_per_node,
+            "spread": max(measured) / best - 1,
+            "loss": 1 - best / chosen,
+            "random_loss": statistics.mean(1 - best / each for each in measured),
+            "rank_correlation": rank_correlation(predicted, measured),
+        }
 
 
-def _memory(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
-    """Return the errors of memory by formula, and with two constants where more is reserved."""
-    found = []
+def _memory(rows: Sequence[PredictedRow]) -> Iterator[dict[str, Any]]:
+    """Yield the errors of memory by formula, and with two constants where more is reserved."""
     having = [each for each in rows if each.row.measured.memory_bytes and not each.row.is_interval]
     for allocated, own in _by(having, attrgetter("row.convention.max_allocated")).items():
         for system, here in _by(own, attrgetter("row.system")).items():
@@ -349,19 +338,17 @@ def _memory(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
             held_out = [each for each in here if not each.row.fitted]
             line = _line(fitted) if not allocated and len(fitted) >= FEWEST else (1.0, 0.0)
             errors, after = _errors_of_memory(here), _errors_of_memory(held_out, *line)
-            found.append(
-                {
-                    "system": system,
-                    "definition": "max allocated" if allocated else "reserved or unknown",
-                    "rows": len(here),
-                    "median": quantile(list(map(abs, errors)), 0.5),
-                    "p90": quantile(list(map(abs, errors)), 0.9),
-                    "signed": quantile(errors, 0.5),
-                    "after_fit_rows": len(after),
-                    "after_fit_median": quantile(list(map(abs, after)), 0.5),
-                }
-            )
-    return found
+            absolute = [abs(error) for error in errors]
+            yield {
+                "system": system,
+                "definition": "max allocated" if allocated else "reserved or unknown",
+                "rows": len(here),
+                "median": quantile(absolute, 0.5),
+                "p90": quantile(absolute, 0.9),
+                "signed": quantile(errors, 0.5),
+                "after_fit_rows": len(after),
+                "after_fit_median": quantile([abs(error) for error in after], 0.5),
+            }
 
 
 def _errors_of_memory(rows: Sequence[PredictedRow], scale: float = 1.0, more: float = 0.0) -> list[float]:
@@ -372,7 +359,7 @@ def _errors_of_memory(rows: Sequence[PredictedRow], scale: float = 1.0, more: fl
 
 
 def _line(rows: Sequence[PredictedRow]) -> tuple[float, float]:
-    """Return the line of published over predicted bytes, by least squares."""
+    """Return slope and offset of published over predicted bytes, by least squares."""
     x = [float(each.found.footprint.total) for each in rows]
     y = [float(each.row.measured.memory_bytes or 0) for each in rows]
     if len(set(x)) < 2:
@@ -382,7 +369,6 @@ def _line(rows: Sequence[PredictedRow]) -> tuple[float, float]:
 
 
 def _assumed(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
-    """Return the fields that were assumed, and of how many rows."""
     counts = Counter(key for each in rows for key in each.row.assumed)
     return [{"field": key, "rows": count} for key, count in counts.items()]
 

@@ -140,7 +140,7 @@ def _of_link(
 
 
 def _terms_of_links(run: MeasuredRun, machine: MachineFile) -> dict[str, tuple[str, ...]]:
-    """Return the parts of a step that wait for each kind of link."""
+    """Return, by kind of link, the parts of a step that wait for it."""
     rates = machine_of(machine)
     rates = rates.with_ranks_per_node(run.plan.config.comm.node_ranks or run.node_ranks)
     has_experts = bool(run.plan.config.experts.count)

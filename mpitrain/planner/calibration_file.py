@@ -90,7 +90,6 @@ class CalibrationFile(NamedTuple):
 
 
 def _values(machine: MachineFile) -> dict[str, float]:
-    """Return what a run can calibrate, by its key."""
     found = {f"{key}.sustained": figure.sustained for key, figure in machine.figures()}
     found["launch_s"] = machine.launch_s
     for link in LINKS:
@@ -100,14 +99,11 @@ def _values(machine: MachineFile) -> dict[str, float]:
 
 
 def _source(machine: MachineFile, key: str) -> str:
-    """Return who said a value, in brackets, if the file says so."""
     figure = dict(machine.figures()).get(key.removesuffix(".sustained"))
     return f" ({shown(figure.sustained_source)})" if figure else ""
 
 
 def _sourced(machine: MachineFile, changed: dict[str, float], source: str) -> MachineFile:
-    """Return the machine whose changed figures say where they come from."""
-
     def of(key: str, figure: Figure) -> Figure:
         if f"{key}.sustained" not in changed:
             return figure

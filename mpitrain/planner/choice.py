@@ -78,7 +78,7 @@ class RunnableLayout(NamedTuple):
         return self.candidate.config
 
     def expected(self, rates: MachineRates) -> Candidate:
-        """Return the layout with the seconds that a machine's steps take in the median."""
+        """Return the layout with seconds in the median of a machine's steps."""
         return self.candidate._replace(found=self.candidate.found.times(rates.spread.middle))
 
     def preference(self, rates: MachineRates, limit: float) -> Preference:
@@ -146,7 +146,6 @@ def choose_layouts(
 
 
 def _faster_type(compute: str, rates: MachineRates) -> list[str]:
-    """Say what is assumed of the type of products where it is open and one of 16 bits is faster."""
     own = rates.products.get(compute)
     fastest = max(("bf16", "fp16"), key=lambda dtype: rates.products.get(dtype, 0.0))
     if own is None or rates.products.get(fastest, 0.0) <= own:
@@ -180,7 +179,6 @@ def _limit(given: Config, ranks: int, node_ranks: int) -> MemoryLimit:
 
 
 def _space(given: LoadedConfig, ranks: int, rates: MachineRates) -> SearchSpace:
-    """Return what is searched: the configuration, with a batch that is assumed where it is open."""
     config, origins = given
     batch = config.batch.global_ or _assumed_batch(config, ranks)
     tokenizer = tokenizer_of(config.data)
@@ -192,7 +190,6 @@ def _space(given: LoadedConfig, ranks: int, rates: MachineRates) -> SearchSpace:
 
 
 def _assumptions(given: Config, space: SearchSpace) -> list[str]:
-    """Say what is assumed of a configuration, and where times are those of something else."""
     rates = space.machine
     notes = []
     if not given.batch.global_:
@@ -263,7 +260,7 @@ def best_of(
 
 
 def _is_enough(chosen: Sequence[RunnableLayout], top: int, planned: int, following: Candidate) -> bool:
-    """Return whether no further layout need be planned: those that are as fast as the best are, a few."""
+    """Return whether enough are planned: of those as fast as the best a few more than `top`."""
     most = max(top, CHECKED)
     best = min(each.candidate.found.seconds for each in chosen)
     equal = following.found.seconds <= (1 + EQUAL) * best
@@ -271,10 +268,7 @@ def _is_enough(chosen: Sequence[RunnableLayout], top: int, planned: int, followi
 
 
 def _ordered(chosen: list[RunnableLayout], rates: MachineRates, limit: float) -> list[RunnableLayout]:
-    """Return layouts by time; of those that are as fast as the first, the simplest first.
-
-    Before it comes what leaves memory, and what keeps its axes inside nodes.
-    """
+    """Return layouts by time; those that are as fast as the first, by preference."""
     best = min((each.candidate.found.seconds for each in chosen), default=0.0)
 
     def order(each: RunnableLayout) -> tuple[Any, ...]:
@@ -287,7 +281,7 @@ def _ordered(chosen: list[RunnableLayout], rates: MachineRates, limit: float) ->
 
 
 def _first(ordered: list[RunnableLayout], top: int) -> list[RunnableLayout]:
-    """Return the first so many layouts; of several the fastest is one, last if need be."""
+    """Return the first `top` layouts; of several the fastest is one, last if need be."""
     fastest = min(ordered, key=lambda each: each.candidate.found.seconds, default=None)
     if top == 1 or fastest is None or fastest in ordered[:top]:
         return ordered[:top]
@@ -350,10 +344,7 @@ def _prove(plans: Iterable[Plan]) -> None:
 def _nothing_fits(
     model: StepModel, space: SearchSpace, found: SearchResult, limit: MemoryLimit, refusal: str, fits: str
 ) -> ConfigError:
-    """Return the error of a search that left nothing.
-
-    refusal: what a run's plan says of the first one. fits: what would fit, in words.
-    """
+    """Return the error. refusal: what a run says of the first one. fits: what would, in words."""
     why = binding(found.refused, found.tried, limit.usable, is_empty=True)
     if found.refused["memory"] and not limit.on_gpu:
         why += f" as a process, which takes {BEFORE_A_MODEL / 1e9:.2g} GB before it has a model"
@@ -399,12 +390,9 @@ def _what_fits(model: StepModel, space: SearchSpace, every: Iterable[Tried], lim
 
 def _leanest(every: Iterable[Tried]) -> Tried | None:
     """Return the layout with least memory by formulas that isn't offloaded; None if there is none."""
-    held = (
-        each
-        for each in every
-        if each.layout and not each.layout.offload_optimizer and each.reason in ("", "memory")
-    )
-    return min(held, key=lambda each: each.held, default=None)
+    in_device_memory = (each for each in every if each.layout and not each.layout.offload_optimizer)
+    fitting = (each for each in in_device_memory if each.reason in ("", "memory"))
+    return min(fitting, key=lambda each: each.held, default=None)
 
 
 def named(fixed: FixedKeys) -> str:

@@ -62,10 +62,10 @@ def balance(model: StepModel, layout: StepLayout, machine: MachineRates) -> list
     moved = sum(2 * each.number * (each.m * each.k + each.k * each.n + each.m * each.n) for each in products)
     dtype = layout.compute if layout.compute in machine.products else next(iter(machine.products))
     needed = machine.products[dtype] / machine.memory_bandwidth
+    bound = "compute-bound" if flops / moved > needed else "memory-bound"
     lines = [
         f"arithmetic intensity of a block's products: {flops / moved:.0f} FLOP/byte; "
-        f"{machine.name} needs "
-        f"{needed:.0f}: " + ("compute-bound" if flops / moved > needed else "memory-bound")
+        f"{machine.name} needs {needed:.0f}: {bound}"
     ]
     computed = flops / machine.products[dtype]
     groups = groups_of(layout, machine)
@@ -114,7 +114,7 @@ def rules(best: Candidate, others: Sequence[Candidate], machine: MachineRates, f
 
 
 def binding(refused: Mapping[str, int], tried: int, limit: float, is_empty: bool) -> str:
-    """Say which constraints leave layouts out, the most first, or why nothing is left."""
+    """Say which constraints leave layouts out, the most frequent first, or why nothing is left."""
     if not tried:
         return "no layout divides these ranks and the model"
     words = "; ".join(

@@ -120,9 +120,9 @@ def goodput(
     restart = RESTART_S + machine.start_s + save.took_s  # the checkpoint is read as fast as it is written
     lost = save.stall_s / every + (every / 2 + late + restart) / mtbf
     took = steps * seconds
+    gpu_hours = took * layout.ranks / 3600
     share = max(0.0, 1 - lost)
-    hours_of_ranks = took * layout.ranks / 3600
-    return Goodput(steps, took / 86400, hours_of_ranks, save.took_s, save.stall_s, every, restart, share)
+    return Goodput(steps, took / 86400, gpu_hours, save.took_s, save.stall_s, every, restart, share)
 
 
 def with_copies(

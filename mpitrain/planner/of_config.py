@@ -40,7 +40,6 @@ def expert_load_of(config: Config, batch: int) -> ExpertLoad | None:
 
 
 def _alone(config: Config, vocabulary: Vocabulary | None, batch: settings.Batch) -> ResolvedConfig:
-    """Return a configuration resolved for one rank."""
     replace = msgspec.structs.replace
     alone = replace(
         config, parallel=settings.Parallel(), pipeline=settings.Pipeline(), batch=batch,

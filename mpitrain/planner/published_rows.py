@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
     @property
     def whole_system(self) -> str:
-        """A system is machine, framework and release."""
+        """Machine, framework and release."""
         return f"{self.system} on {self.machine.name}"
 
     @property
@@ -138,7 +138,6 @@ def _rows(
 
 
 def _machine(gpu: str, own: MachineFile | None) -> MachineFile:
-    """Return the machine of a row: `own` where it names that or none. Raises ConfigError."""
     if own is not None and (not gpu or gpu.lower() in {name.lower() for name in (own.name, *own.aliases)}):
         return own
     if not gpu:
@@ -147,7 +146,7 @@ def _machine(gpu: str, own: MachineFile | None) -> MachineFile:
 
 
 def _with_cards(machine: MachineFile, gbit: float | None) -> MachineFile:
-    """Return the machine whose nodes have cards of so many Gbit/s, of which as large a share is reached."""
+    """Return the machine with cards of `gbit` a node, of which as large a share is reached."""
     if not gbit:
         return machine
     links, peak = machine.links, gbit / 8 * 1e9 / machine.ranks_per_node
@@ -229,14 +228,9 @@ def _seconds(
     peak = machine.products["bf16" if "bf16" in machine.products else next(iter(machine.products))].peak
     if rate := number_in(fields, "tflops_gpu"):
         yield "tflops_gpu", (flops + counted * again) / (rate * 1e12)
-    if share := number_in(fields, "mfu_pct"):
-        _require_share("mfu_pct", share)
-        yield "mfu_pct", (flops + counted * again) / (share / 100 * peak)
-    elif share := number_in(fields, "hfu_pct"):
-        _require_share("hfu_pct", share)
-        yield "hfu_pct", (flops + again) / (share / 100 * peak)
-
-
-def _require_share(key: str, share: float) -> None:
-    if share > 100:
-        raise ConfigError(f"{key} = {share:g}: no machine does more than its peak")
+    for key, done in (("mfu_pct", flops + counted * again), ("hfu_pct", flops + again)):
+        if share := number_in(fields, key):
+            if share > 100:
+                raise ConfigError(f"{key} = {share:g}: no machine does more than its peak")
+            yield key, done / (share / 100 * peak)
+            return

@@ -134,10 +134,7 @@ def _even_stages(blocks: int, stages: int, ends_count: bool) -> tuple[int, ...]:
 
 
 def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
-    """Return the GPUs and the sequence of a row.
-
-    Raises ConfigError where degrees contradict them.
-    """
+    """Return the GPUs and the sequence of a row. inside: ranks of a replica."""
     ranks = count_in(fields, "gpus") or (count_in(fields, "dp") or 0) * inside
     sequence = count_in(fields, "seq")
     if not ranks or not sequence:
@@ -157,8 +154,7 @@ def _sequence_parallel(fields: Mapping[str, str], convention: Convention, tp: in
 
 def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: int) -> int:
     """Return how many ranks divide an expert: those of tp, unless experts are folded apart."""
-    stated = count_in(fields, "etp")
-    if stated:
+    if stated := count_in(fields, "etp"):
         return stated
     return tp if model.experts and ep * tp <= ranks and "fold" not in fields["system"].lower() else 1
 
@@ -291,10 +287,8 @@ def _dtype(fields: Mapping[str, str]) -> str:
 
 
 def _dispatch(fields: Mapping[str, str], convention: Convention) -> str:
-    """Return how rows come to their experts."""
     text = fields.get("dispatcher", "").lower().replace("-", "")
-    by_node = any(name in text for name in ("deepep", "hybridep", "hierarchical"))
-    if by_node:
+    if any(name in text for name in ("deepep", "hybridep", "hierarchical")):
         return "hierarchical"
     if text:
         return "allgather" if "allgather" in text else "alltoall"

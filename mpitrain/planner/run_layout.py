@@ -36,7 +36,7 @@ from mpitrain.planner.candidates import KEYS, SearchSpace, fixed_keys
 from mpitrain.planner.choice import best_of
 from mpitrain.planner.layout_request import AnsweredLayout, LayoutRequest
 from mpitrain.planner.of_config import model_of
-from mpitrain.planner.search import Candidate, search
+from mpitrain.planner.search import search
 from mpitrain.schedules import catalog
 
 GAIN = 0.1  # of a step's time, that another layout must save on a measured machine
@@ -59,12 +59,9 @@ def choose_layout(request: LayoutRequest) -> AnsweredLayout:
     Raises ConfigError for a configuration that can't work, and with run.layout = "planned" if
     nothing fits.
     """
-    given = request.config
-    mode = given.run.layout
-    if mode == "default":
-        return AnsweredLayout(given, [])
-    if mode == "auto" and is_given(request.origins):
-        return AnsweredLayout(given, [])
+    mode = request.config.run.layout
+    if mode == "default" or (mode == "auto" and is_given(request.origins)):
+        return AnsweredLayout(request.config, [])
     return _Choice(request).answer()
 
 
@@ -100,8 +97,7 @@ class _Choice:
             if found is None:
                 raise ConfigError(
                     f'run.layout = "planned" on {counted(self._request.ranks.size, "ranks")}: found no '
-                    f"layout that fits"
-                    f"{self._of_limit()}; start more ranks, or use a smaller model"
+                    f"layout that fits{self._of_limit()}; start more ranks, or use a smaller model"
                 )
             return self._chosen(found, 'run.layout = "planned"')
         if not fits:
@@ -120,17 +116,15 @@ class _Choice:
         gain = 1 - found.seconds / seconds
         by = f"by figures of {self._rates().name}"
         if gain < GAIN:
-            return AnsweredLayout(
-                given,
-                [f"the layout is the default: the planner's first, {found.words}, saves {gain:.0%} {by}"],
-            )
+            said = f"the layout is the default: the planner's first, {found.words}, saves {gain:.0%} {by}"
+            return AnsweredLayout(given, [said])
         return self._chosen(found, f"it saves {gain:.0%} of the default's {seconds:.3g} s a step {by}")
 
     def _chosen(self, found: PlannedLayout, why: str) -> AnsweredLayout:
+        step = f"{found.seconds:.3g} s a step by figures of {self._rates().name}"
         lines = [
             f"the layout is planned, {found.words}: {why}",
-            f"predicted {_gb(found.held)} a rank, {found.seconds:.3g} s a step by figures of "
-            f"{self._rates().name}; {KEEPS}",
+            f"predicted {_gb(found.held)} a rank, {step}; {KEEPS}",
         ]
         return self._taken(found.config, lines)
 
@@ -159,7 +153,6 @@ class _Choice:
         return None
 
     def _changes_fixed(self, config: Config) -> bool:
-        """Return whether a configuration has another value of a key that the given one fixes."""
         taken = settings.flatten(config)
         fixed = fixed_keys(self._given, self._request.origins)
         return any(taken[key] != value for key, value in fixed.items())
@@ -167,7 +160,6 @@ class _Choice:
     # ------------------------------------------------------------ what is planned
 
     def _planned(self) -> PlannedLayout | None:
-        """Return the best layout by prediction that a run accepts and that fits, None if there is none."""
         request, rates = self._request, self._rates()
         micro = {"batch.micro": self._given.batch.micro}
         space = SearchSpace(
@@ -178,17 +170,14 @@ class _Choice:
         most = self._limit.of_tensors if self._limit else rates.memory_bytes
         model = model_of(request.config, request.vocabulary)
         limit = self._limit.usable if self._limit else math.inf
-        chosen, _ = best_of(search(model, space, most), 1, rates, limit, self._held_by)
+        found = search(model, space, most)
+        chosen, _ = best_of(found, 1, rates, limit, lambda each: self._held(self._plan(each.config)))
         if not chosen:
             return None
         layout, step, config = chosen[0].expected(rates)
         return PlannedLayout(config, chosen[0].held, step.seconds, layout.describe())
 
-    def _held_by(self, candidate: Candidate) -> int:
-        return self._held(self._plan(candidate.config))
-
     def _default_seconds(self) -> float:
-        """Return the seconds of a step of the default layout."""
         rates, model = self._rates(), model_of(self._request.config, self._request.vocabulary)
         layout = layout_of(self._default.config, rates, self._default.routing)
         return predict_step(model, layout, rates).seconds * rates.spread.middle
@@ -225,7 +214,6 @@ class _Choice:
 
 
 def _with_recorded(given: Config, before: Config) -> Config:
-    """Return a configuration with the layout of a resolved one; the rest stays as it is."""
     values = settings.flatten(before)
     keys = set(KEYS) - {"batch.micro"}
     if before.pipeline.schedule not in catalog.LOOPED:

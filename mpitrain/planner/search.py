@@ -160,7 +160,6 @@ def _layouts(model: StepModel, space: SearchSpace) -> Iterator[tuple[Config, Ste
 
 
 def _reason_against(layout: StepLayout, held: int, limit: float) -> str:
-    """Return the reason that a layout is left out for that a run would take, "" for none."""
     if layout.pp > 1 and layout.num_microbatches < FEW * layout.pp / layout.chunks:
         return "fewer microbatches than stages"
     return "memory" if held > SLACK * limit else ""
