@@ -27,14 +27,12 @@ def at_rate(plan: Plan, tflops: float) -> Asleep:
     """Return how long a rank computes for an instruction that computes so many TFLOP/s."""
     config = plan.config
     table = plan.table
-    parallel = config.parallel
     tokens = config.batch.micro * config.data.sequence / table.segments
 
     def seconds_of_stage(number: int) -> float:
-        stage = plan.stage(number)
-        layers = [placed.layer for block in stage.blocks for placed in block]
+        layers = [placed.layer for block in plan.stage(number).blocks for placed in block]
         flops = sum(layer.flops(config.data.sequence) for layer in layers) * tokens
-        return flops / (parallel.tp * parallel.cp) / (tflops * 1e12)
+        return flops / (config.parallel.tp * config.parallel.cp) / (tflops * 1e12)
 
     whole = [seconds_of_stage(number) for number in range(table.num_stages)]
 

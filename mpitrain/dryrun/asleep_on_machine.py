@@ -17,9 +17,7 @@ from mpitrain.schedules.actions import COMPUTE, UPDATE, Action
 def on_machine(plan: Plan, name: str, node_ranks: int) -> Asleep:
     """Return how long a rank of a machine is predicted to compute for an instruction.
 
-    name: of jobs/machines/, or the path of a file. node_ranks: of the job.
-
-    Raises ConfigError for a machine that isn't known.
+    name: of jobs/machines/, or a file. node_ranks: of the job. Raises ConfigError for an unknown one.
     """
     config = plan.config
     machine = machine_of(find_machine(name)).with_ranks_per_node(config.comm.node_ranks or node_ranks)
@@ -41,7 +39,7 @@ def on_machine(plan: Plan, name: str, node_ranks: int) -> Asleep:
 
 
 def _alone(stage: StageSeconds) -> dict[str, float]:
-    """Return the seconds of each kind of computation of a microbatch, without what waits for messages."""
+    """Return seconds by kind of computation of a microbatch, without what waits for messages."""
     forward = sum(stage.exposed_forward.values())
     backward = sum(stage.exposed.values()) - forward
     return {

@@ -61,11 +61,10 @@ NOTHING = "a dry run saves nothing"
 
 @dataclass(frozen=True)
 class DryRunOptions:
-    """steps: how many.
+    """share: of the length of each message.
 
-    share: of the length of each message.
-    tflops: the rate at which computations take time.
-    machine: the one on which they take as long as is predicted. Both None: they take none.
+    tflops, machine: the rate of computations, or the machine that predicts their time. Both None: they
+    take none.
     """
 
     steps: int = 3
@@ -78,9 +77,7 @@ class Measured(NamedTuple):
     """What one rank has measured.
 
     resident, own: bytes of memory; of its own are an n-th of what n processes share.
-
-    headers: of messages, that were right.
-    short: parts of messages without one.
+    headers: of messages, that were right. short: parts of messages without one.
     sent: by axis, in all steps.
     """
 
@@ -122,7 +119,7 @@ def run(
 
 
 def _connected(read: LoadedConfig | InputError, guard: Guard, say: Callable[[str], None]) -> World:
-    """Join MPI, under the limits of the configuration as far as there is one."""
+    """Join MPI, under the limits of the configuration if there is one."""
     if isinstance(read, LoadedConfig):
         guard.place.name(guard.place.who, Limit(read.config.comm.timeout_s).seconds)
         if rank_of_launcher()[0] == 0:
@@ -276,9 +273,7 @@ def _timed_step(walk: DryRun, step: int, world: World) -> float:
 
 
 def _require_predicted(walk: DryRun, usage: dict[str, AxisUsage]) -> None:
-    """Raise MessageError unless what was counted where messages are posted is what the recipe says,
-    to the byte.
-    """
+    """Raise MessageError unless what was counted where messages are posted is the recipe's."""
     for name, wanted in walk.predicted.items():
         measured = AxisTally(usage[name].calls, usage[name].messages, usage[name].num_bytes)
         if measured != wanted:
@@ -286,10 +281,7 @@ def _require_predicted(walk: DryRun, usage: dict[str, AxisUsage]) -> None:
 
 
 def _memory() -> tuple[int, int]:
-    """Return the bytes of this process in memory.
-
-    all, and its share of them (what n processes have counts as an n-th).
-    """
+    """Return the bytes of this process in memory, and its share of them, as in Measured."""
     lines = map(str.split, Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     num_bytes = {name: int(size) * 1024 for name, size, *_ in lines}
     return num_bytes["Rss:"], num_bytes["Pss:"]
@@ -334,8 +326,7 @@ def _traffic(num_steps: int, every: list[Measured]) -> list[tuple[str, ...]]:
             by_axis[name].update(asdict(tally))
     whole = sum(by_axis.values(), Counter())
     totals = {**by_axis, "all": whole}
-    rows = [
-        (name, *(form(total[key] / num_steps) for key, form in forms.items()))
-        for name, total in totals.items()
-    ]
-    return [("axis", "operations", "messages", "MB"), *rows]
+    rows = [("axis", "operations", "messages", "MB")]
+    for name, total in totals.items():
+        rows.append((name, *(form(total[key] / num_steps) for key, form in forms.items())))
+    return rows

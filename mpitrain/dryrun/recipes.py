@@ -26,7 +26,6 @@ class Rehearsals:
     """The process, of rank 0.
 
     Where a launcher says who that is, it loads torch while the ranks come together.
-
     What it writes goes to a file without a name: it never waits for its reader.
     """
 
@@ -66,18 +65,12 @@ class Rehearsals:
             stream.seek(0)
         lines = self._out.read().splitlines()
         if code or len(lines) != num_ranks:
-            raise RuntimeError(
-                f"the rehearsal ended with exit code {code}, "
-                f"after {counted(len(lines), 'ranks')}:\n"
-                f"{self._said.read().decode()}"
-            )
+            ended = f"the rehearsal ended with exit code {code}, after {counted(len(lines), 'ranks')}"
+            raise RuntimeError(f"{ended}:\n{self._said.read().decode()}")
         return lines
 
     def _ended(self, place: RankStatus) -> int:
-        """Return the exit code; until then, note that the process does something.
-
-        A watchdog looks at this rank only, which sleeps.
-        """
+        """Return the exit code; until then, note for the watchdog that the process does something."""
         import subprocess
 
         seen = used(self._process.pid)

@@ -98,8 +98,7 @@ class Signed:
     found: Callable[[], Iterator[Found]]
 
     def wait(self) -> tuple[int, int]:
-        """Wait until it is complete, and return how many headers were looked at, and how many parts
-        were too short for one.
+        """Wait until it is complete; return the numbers of headers, and of parts too short for one.
 
         Raises MessageError, with the rank that sent another one.
         """
@@ -115,22 +114,18 @@ class Signed:
     def _mismatch(self, source: int | None, word: int) -> str:
         event = self.event
         hint = "all ranks need the same configuration and code"
+        where = f"{event.operation} on axis {event.axis}"
         if source is None:
-            return (
-                f"{event.operation} on axis {event.axis}: the ranks have started different "
-                f"operations, here {self.header}; {hint}"
-            )
-        what = event.message or f"{event.operation} on axis {event.axis}"
-        return (
-            f"{what}: rank {self.ranks[source]} of all sent {unpacked(word)}, due was {self.header}; {hint}"
-        )
+            return f"{where}: the ranks have started different operations, here {self.header}; {hint}"
+        what = event.message or where
+        sent = f"rank {self.ranks[source]} of all sent {unpacked(word)}"
+        return f"{what}: {sent}, due was {self.header}; {hint}"
 
 
 class Sender:
     """Starts what a recipe says, on the axes of a mesh. num_started: operations of this step by axis.
 
-    ranks: of each axis.
-    counts: of each all_to_all_v of a step, by axis, the bytes that each rank sends to all others.
+    ranks: of each axis. counts: of each all_to_all_v of a step, by axis, what each rank sends to others.
     """
 
     def __init__(
@@ -144,16 +139,11 @@ class Sender:
         self._exchanges: dict[str, int] = defaultdict(int)
         self.num_started: dict[str, int] = defaultdict(int)
         self._start = {
-            "all_reduce": self._all_reduce,
-            "reduce_scatter": self._reduce_scatter,
-            "all_gather": self._all_gather,
-            "all_to_all": self._all_to_all,
-            "all_to_all_v": self._all_to_all_v,
-            "shift": self._shift,
-            "barrier": self._barrier,
-            "send": self._send,
-            "receive": self._receive,
-        }
+            "all_reduce": self._all_reduce, "reduce_scatter": self._reduce_scatter,
+            "all_gather": self._all_gather, "all_to_all": self._all_to_all,
+            "all_to_all_v": self._all_to_all_v, "shift": self._shift, "barrier": self._barrier,
+            "send": self._send, "receive": self._receive,
+        }  # fmt: skip
 
     def begin(self) -> None:
         """Begin a step."""
@@ -230,10 +220,7 @@ class Sender:
     def _from_others(
         self, parts: list[np.ndarray], header: MessageHeader, every: list[int], axis: Axis
     ) -> Iterator[Found]:
-        """Yield headers as if all ranks sent as much as this one.
-
-        Lengths differ, and are those that were agreed on before.
-        """
+        """Yield headers as if all ranks sent as much as this one; lengths were agreed on before."""
         for source, (part, num_bytes) in enumerate(zip(parts, every)):
             if source != axis.rank:
                 word = _read(part)
@@ -289,9 +276,7 @@ def _from_each(parts: Sequence[np.ndarray]) -> Iterator[Found]:
 
 
 def _sign_sums(shards: Sequence[np.ndarray], header: MessageHeader, axis: Axis) -> None:
-    """Write the own header into each shard of a buffer that will be summed, and 0 where the others
-    write theirs.
-    """
+    """Write the own header into each shard that is summed, and 0 where others write theirs."""
     for shard in shards:
         if shard.itemsize == WIDTH and len(shard):
             table = len(shard) >= axis.size

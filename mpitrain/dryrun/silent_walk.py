@@ -1,6 +1,4 @@
-"""A rank that computes nothing.
-
-It walks its program, with the operations that a rehearsal of it has written down.
+"""A rank that computes nothing walks its program, with the operations that a rehearsal wrote down.
 
     instruction  the next one of the program of the plan; what computes takes the time it is given,
                  asleep (dryrun/asleep.py)
@@ -42,11 +40,7 @@ class DryRun:
 
     predicted: what its recipe says that it sends, by axis.
     headers: how many were right; short: of parts without one.
-
-    recipe: of a step.
-    share: of the length of each message.
-    seconds: of an instruction, asleep.
-    place: as for an Actor.
+    recipe: of a step. share: of the length of each message. seconds: of an instruction, asleep.
     """
 
     def __init__(self, plan: Plan, mesh: Mesh, recipe: list[Event], place: RankStatus | None = None,
@@ -70,10 +64,9 @@ class DryRun:
         self.headers = self.short = 0
 
     def step(self, step: int) -> None:
-        """Walk the program once.
+        """Walk the program once. Collective over all ranks.
 
-        Collective over all ranks. Raises MessageError, if another message came than was due, and
-        HangError.
+        Raises MessageError, if another message came than was due, and HangError.
         """
         before = self._started
         num_started = sum(isinstance(event, Start) for event in self._recipe)
@@ -126,9 +119,7 @@ class DryRun:
 
 
 def _shortened(event: Event, share: float, mesh: Mesh) -> Event:
-    """Return an event with a buffer of `share` of its length, which still has room for a header of
-    each rank for each other.
-    """
+    """Return an event with `share` of its length, but room for a header of each rank for each other."""
     if not isinstance(event, Start) or share == 1:
         return event
     size = mesh[event.axis].size

@@ -51,8 +51,7 @@ OF_EXPERTS = ((301, 190, 243, 290), 512, 704)  # rows of each, inputs, outputs: 
 class BenchSizes(NamedTuple):
     """How much is computed: enough to fill a device, little enough to take no minute.
 
-    attention: batch, heads, key-value heads, length, width.
-    copied: numbers of fp32.
+    attention: batch, heads, key-value heads, length, width. copied: numbers of fp32.
     """
 
     products: tuple[Sides, ...]
@@ -149,7 +148,7 @@ def _seconds(
 
 
 def _rates(amount: float, work: Callable[[], object], device: torch.device) -> list[float]:
-    """Return what each call but the first does a second, of so much that it does."""
+    """Return what each call but the first does a second. amount: of a call."""
     return [amount / _seconds(work, device) for _ in range(REPEATS + 1)][1:]
 
 
@@ -238,6 +237,7 @@ def _attention(
     flops = 2.0 * batch * heads * length * length * width
     grad = torch.ones_like(q)
     forward, backward = [], []
+    num_calls = 1 + QUEUED if device.type == "cuda" else 1  # of _seconds()
 
     def attend() -> torch.Tensor:
         return attention(q, k, v, PLAIN, again=False, selective=False)[0]
@@ -245,17 +245,12 @@ def _attention(
     for _ in range(REPEATS + 1):
         with torch.no_grad():
             forward.append(flops / _seconds(attend, device))
-        graphs = [attend() for _ in range(_calls(device))]
+        graphs = [attend() for _ in range(num_calls)]
         # timed by itself: of short sequences the difference of two times is mostly noise
         seconds = _seconds(lambda graphs=graphs: gradients([graphs.pop()], [q, k, v], [grad]), device)
         backward.append(FLOPS_OF_BACKWARD * flops / seconds)
     yield Samples(f"attention.forward{suffix}", forward[1:])
     yield Samples(f"attention.backward{suffix}", backward[1:])
-
-
-def _calls(device: torch.device) -> int:
-    """Return how often _seconds() calls what it times."""
-    return 1 + QUEUED if device.type == "cuda" else 1
 
 
 def _copies(device: torch.device, sizes: BenchSizes) -> list[float]:
@@ -298,15 +293,11 @@ def _passes(device: torch.device) -> list[float]:
 def _launches(device: torch.device) -> list[float]:
     """Return the seconds from one small operation to the next, as the host calls them."""
     x = torch.zeros(8, device=device)
-
-    def many() -> None:
-        for _ in range(TINY_CALLS):
-            x.add_(1)
-
     times = []
     for _ in range(REPEATS + 1):
         begin = time.perf_counter()
-        many()
+        for _ in range(TINY_CALLS):
+            x.add_(1)
         times.append((time.perf_counter() - begin) / TINY_CALLS)
         if device.type == "cuda":
             torch.cuda.synchronize(device)

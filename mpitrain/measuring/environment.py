@@ -85,8 +85,7 @@ def _torch(devices: "Gpus") -> list[Line]:
     ]
 
 
-def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
-    """Yield (name, finding) lines."""
+def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str) -> Iterator[Line]:
     yield "MPI", library.versions()
     yield "library", f"{library.name()}, {library.loaded()._name}"
     yield "launcher", _launcher(library.launcher())
@@ -107,10 +106,7 @@ def _facts(world: World, mesh: "Mesh", hosts: Counter, bandwidth: str):
 
 
 def _devices(world: World) -> tuple[list[Line], LibraryError | None]:
-    """Return (name, finding) of GPUs.
-
-    Which there are, who shares them, the way of messages; and why there is no torch. Collective.
-    """
+    """Return lines on GPUs and the way of messages, and why there is no torch. Collective."""
     try:
         world.on_every_rank("loading torch", _load_torch)
     except LibraryError as fault:
@@ -162,9 +158,7 @@ def _launcher(name: str | None) -> str:
 
 
 def launcher_options(vendor: str, ranks: int, cores: int) -> str:
-    """Return how to start hundreds of ranks on one host, where that needs telling and there are
-    more ranks than cores.
-    """
+    """Return how to start hundreds of ranks on a host, if there are more ranks than cores."""
     return MANY.get(vendor, "") if ranks > cores else ""
 
 

@@ -106,7 +106,7 @@ def measured_machine(
 
 
 def _uneven(figures: Mapping[str, MeasuredFigure]) -> list[str]:
-    """Return a doubt if values of a figure are far from each other, also in rounds that agree."""
+    """Return a doubt if values of a figure differ much, also in rounds that agree."""
     names = [name for name, figure in figures.items() if figure.spread > MOST_SPREAD]
     return [f"a spread above {MOST_SPREAD:.0%} in {', '.join(names)}"] if names else []
 
