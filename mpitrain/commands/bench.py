@@ -44,7 +44,7 @@ def bench(
 
 
 def _settings_of(words: tuple[str, ...]) -> Config:
-    """Return the configuration of some settings. Raises ConfigError for one that changes nothing here."""
+    """Raise ConfigError for a setting that changes nothing here."""
     for word in words:
         key = word.partition("=")[0].strip()
         if key not in KEYS:

@@ -22,8 +22,6 @@ from mpitrain.inputs import shown
 
 MOST_RANKS = 1_000_000  # more than any machine has; what is asked of each is then answered in seconds
 INTEGERS = 2**31 - 1  # larger ones mean nothing here
-
-
 T = TypeVar("T")
 
 

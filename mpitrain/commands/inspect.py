@@ -88,7 +88,7 @@ def judged_job(
 
 
 def _ranks_of_layout(num_nodes: int, node_ranks: int, spares: int) -> JobRanks:
-    """Return the ranks with a place in the layout: spare ones (recovery.spares) are the last ones."""
+    """Return the ranks with a place in the layout: spare ones (recovery.spares) are the last."""
     started = num_nodes * node_ranks
     if spares >= started:
         raise ConfigError(
@@ -100,7 +100,6 @@ def _ranks_of_layout(num_nodes: int, node_ranks: int, spares: int) -> JobRanks:
 
 
 def _on_gpu(config: Config) -> Config:
-    """Return a configuration whose device is a GPU, if it was open."""
     return settings.with_values(config, {"run.device": "cuda"}) if config.run.device == "auto" else config
 
 
@@ -122,7 +121,7 @@ def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str], int]:
 
 
 def _chosen(given: LoadedConfig, ranks: JobRanks) -> tuple[LoadedConfig, list[str]]:
-    """Return the configuration with its layout, and what is said of that if it wasn't given."""
+    """Return the configuration with its layout, and what is said of one that wasn't given."""
     begun, _ = beginning(given)
     config = begun.config
     vocabulary = vocabulary_of(tokenizer_of(config.data))
@@ -132,7 +131,7 @@ def _chosen(given: LoadedConfig, ranks: JobRanks) -> tuple[LoadedConfig, list[st
 
 
 def _ranks_on(config: Config, num_ranks: int) -> JobRanks:
-    """Return so many ranks on the nodes of a named machine; without one, on a node of any size."""
+    """Return ranks on the nodes of a named machine; without one, on a node of any size."""
     if not config.run.machine:
         return JobRanks(num_ranks, source=THERE_ARE)
     return JobRanks.filling(num_ranks, find_machine(config.run.machine).ranks_per_node)
@@ -148,10 +147,9 @@ def _plan_of(given: LoadedConfig, ranks: JobRanks) -> Plan:
 def show_program(
     config: str | None, overrides: tuple[str, ...], num_ranks: int, rank: int | None, traffic: bool = False
 ) -> str:
-    """Return the program of one rank, or of every pipeline rank, as text that pipeline.schedule
-    files are made of.
+    """Return the program of one rank, or of every pipeline rank, as pipeline.schedule's files have it.
 
-    traffic: for one rank, say what it sends too, as a comment.
+    traffic: for one rank, add what it sends, as a comment.
     """
     plan, said, _ = _as_run(settings.read(config, overrides), num_ranks)
     width = min(columns() or PROGRAM_WIDTH, PROGRAM_WIDTH)
@@ -179,10 +177,8 @@ def show_program(
 
 def _run_of(plan: Plan, dp_rank: int) -> str:
     """Say which microbatches of the step a data rank has, and which of its program are empty."""
-    leaves = plan.division.run(dp_rank).leaves
-    words = (
-        f"microbatches {leaves.start} to {leaves.stop - 1} of the {plan.division.num_microbatches} of a step"
-    )
+    leaves, of_all = plan.division.run(dp_rank).leaves, plan.division.num_microbatches
+    words = f"microbatches {leaves.start} to {leaves.stop - 1} of the {of_all} of a step"
     empty = range(len(leaves), plan.num_microbatches)
     return words + (f"; empty: {', '.join(map(str, empty))}" if empty else "")
 
@@ -196,9 +192,7 @@ def _traffic(plan: Plan, rank: int) -> str:
 
 
 def show_memory(config: str | None, overrides: tuple[str, ...], num_ranks: int) -> str:
-    """Return what a rank of each pipeline rank will hold, as a table in MB, and what other settings
-    would make of it.
-    """
+    """Return the memory of each pipeline rank, in MB, and what other settings would make of it."""
     given = settings.read(config, overrides)
     ranks = _ranks_on(given.config, num_ranks)
     chosen, said = _chosen(given, ranks)
@@ -248,7 +242,6 @@ def show_memory(config: str | None, overrides: tuple[str, ...], num_ranks: int) 
 
 
 def _compared(key: str, layouts: Mapping[Any, int]) -> list[str]:
-    """Say what the rank that holds most has with each value of a key, the rest as it is."""
     values = "; ".join(f"{str(value).lower()} {held / 1e6:,.2f}" for value, held in layouts.items())
     return [f"total MB of the rank with most memory, by {key}: {values}"]
 
@@ -275,8 +268,8 @@ def show_proof(config: str | None, overrides: tuple[str, ...], num_ranks: int) -
             *idle_settings(plan.config, given.origins),
             *costs(plan),
             *idle_here(plan),
+            *advice_for(plan, held=held),
         ]
-        said += advice_for(plan, held=held)
     notes = "".join(f"{note}\n" for note in plan.table.notes)  # of a table from a file
     peaks = ", ".join(map(str, report.peak_in_flight))
     parallel = plan.config.parallel
@@ -293,7 +286,6 @@ def show_proof(config: str | None, overrides: tuple[str, ...], num_ranks: int) -
 
 
 def _picture(plan: Plan) -> str:
-    """Return the grid of the programs, or where to find it if no screen holds it."""
     width = columns() or WIDTH
     if (lines := least_lines(plan.table, width)) <= MOST_LINES:
         return grid(plan.training.ranks, width=width)
@@ -305,16 +297,14 @@ def _picture(plan: Plan) -> str:
 
 def _unequal(plan: Plan) -> str:
     """Say that some microbatches of the program are empty, on some data ranks."""
-    numbers, most = plan.division.numbers, plan.division.most_subtrees
     if plan.division.is_even:
         return ""
+    numbers, most = plan.division.numbers, plan.division.most_subtrees
     return f", of which data ranks have {numbers} and sum up to {most} subtrees of gradients"
 
 
 def _divided(programs: Sequence[Sequence[Action]], report: Proof, parallel: Parallel) -> str:
-    """Say how often gradients are reduced and weights are fetched in a step, which
-    `parallel.reduce` and `.gather` choose.
-    """
+    """Say how often gradients are reduced and weights fetched in a step."""
     if parallel.zero < 2:
         return ""
     reductions = ", ".join(str(sum(action.kind == "REDUCE" for action in program)) for program in programs)
@@ -334,17 +324,15 @@ def _divided(programs: Sequence[Sequence[Action]], report: Proof, parallel: Para
 
 
 def degrees(text: str, overrides: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-    """Read `tp=2,pp=2`; return it as further overrides, axes that are left out having degree 1, and
-    the number of ranks.
+    """Read `tp=2,pp=2`; return it as further overrides, and the number of ranks.
 
-    ep and etp are folded over the ranks of the others.
+    Axes that are left out have degree 1; ep and etp are folded over the ranks of the others.
     """
     axes = ("tp", "cp", "dp", "pp", "ep", "etp")
     sizes = {}
     for word in text.split(","):
         axis, _, degree = word.partition("=")
-        # not isdigit: it takes '²', which int() doesn't, and digits of other scripts, which TOML
-        # doesn't
+        # isdigit takes '²', which int() refuses, and digits of other scripts, which TOML refuses
         if axis not in axes or not re.fullmatch("[1-9][0-9]{0,8}", degree):
             raise ConfigError(
                 f"--layout {shown(text)}: found '{shown(word)}', needed axes of {', '.join(axes)} "

@@ -52,7 +52,7 @@ def require_file(
 
 
 def _is_same(path: Path, other: Path) -> bool:
-    """Return whether two names are of one file, which may not be there yet. Raises OSError."""
+    """Return whether two names are of one file, which need not be there. Raises OSError."""
     if path.exists() and is_there(other) and other.exists():
         return path.samefile(other)
     return path.absolute() == other.absolute()

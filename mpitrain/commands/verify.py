@@ -38,9 +38,8 @@ def report(config: Config, differences: list[WrongTensor]) -> str:
     experts = f", ep {parallel.ep} x etp {parallel.etp}" if config.experts.count else ""
     layout = (
         f"tp {parallel.tp} x cp {parallel.cp} x dp {parallel.dp} x pp {parallel.pp}{experts}, "
-        f"{config.pipeline.schedule}"
+        f"{config.pipeline.schedule}{_left_out(config)}"
     )
-    layout += _left_out(config)
     if not differences:
         return (
             f"verified: {layout}: losses, norms, gradients and weights of {STEPS} steps equal one "

@@ -53,7 +53,6 @@ def diff(team: Team, one: str, other: str, only: str, say: Callable[[str], None]
 
 
 def _name_lines(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
-    """Yield what differs in names, dtypes and shapes."""
     for name in names.lone:
         yield f"only in {'the first' if name in a.names() else 'the second'}: {name}"
     for name in names.unlike:
@@ -61,7 +60,7 @@ def _name_lines(a: Checkpoint, b: Checkpoint, names: Names) -> Iterator[str]:
 
 
 def _report_lines(names: Names, differences: list[ArrayDifference], others: list[list[str]]) -> Iterator[str]:
-    """Yield what differs, as texts. others: lines of each kind that are about other things than numbers."""
+    """Yield what differs. others: lines of each kind that are about other things than numbers."""
     num_equal, num_differing = len(names.equal), len(names.differing)
     yield f"equal: {counted(num_equal, 'arrays')}; different: {num_differing}{':' if differences else ''}"
     if differences:
@@ -75,7 +74,6 @@ def _report_lines(names: Names, differences: list[ArrayDifference], others: list
 
 
 def _about(a: Checkpoint, b: Checkpoint) -> Iterator[str]:
-    """Yield what differs in configuration and position."""
     for what, (one, other) in (("meta", (a.meta, b.meta)), ("config", (a.about.settings, b.about.settings))):
         for key in sorted(one.keys() | other.keys()):
             if one.get(key) != other.get(key):

@@ -51,7 +51,7 @@ def inspect(path: str, step: int | None, arrays: bool, json: bool) -> tuple[str,
 
 
 def _overview(steps: Steps, every: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield lines about all steps, and what lies beside them. every: the facts of those that are shown."""
+    """Yield lines about all steps, and what lies beside them. every: facts of the shown ones."""
     num_bytes = sum(facts.get("bytes", 0) for facts in every)
     yield f"{shown(steps.folder)}: {counted(len(every), 'steps')}, {_size(num_bytes)}"
     yield aligned([("step", "saved at", "size", "shards", "val loss", "health"), *map(_row, every)])
@@ -67,10 +67,7 @@ def _overview(steps: Steps, every: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _facts(steps: Steps, step: int) -> dict[str, Any]:
-    """Return what can be known of a step without reading its arrays.
-
-    What is wrong with it, if something is, in `damage`.
-    """
+    """Return what is known without reading arrays; what is wrong, if something is, in `damage`."""
     try:
         with steps.open(step) as checkpoint:
             check_sizes(checkpoint)
@@ -100,7 +97,6 @@ def _row(facts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
-    """Yield lines about one step."""
     meta = checkpoint.meta
     writer = checkpoint.about.writer
     settings = checkpoint.about.settings
@@ -120,12 +116,9 @@ def _story(checkpoint: Checkpoint, facts: dict[str, Any]) -> Iterator[str]:
         yield f"  layout        {ranks} on {nodes}, {known['layout']}"
     else:
         yield "  written by    unknown: version 1 of the format, or not by a run"
-    if model := [
-        f"{key} {shown(settings[f'model.{key}'])}"
-        for key in MODEL
-        if settings.get(f"model.{key}") not in (None, "", 0)
-    ]:
-        yield f"  model         {', '.join(model)}"
+    model = {key: settings.get(f"model.{key}") for key in MODEL}
+    if sizes := [f"{key} {shown(value)}" for key, value in model.items() if value not in (None, "", 0)]:
+        yield f"  model         {', '.join(sizes)}"
     if "data.source" in settings:
         data = f"{shown(settings['data.source'])} {named(settings.get('data.path', ''))}".rstrip()
         order = shown(meta.get("order") or SORTED)
@@ -153,12 +146,8 @@ def _groups(checkpoint: Checkpoint) -> dict[str, tuple[int, int, int, set[str]]]
         what = "parameters" if array.name.startswith("parameters/") else "/".join(array.name.split("/")[:2])
         count, numbers, num_bytes, dtypes = groups.get(what, (0, 0, 0, set()))
         here = math.prod(array.shape)
-        groups[what] = (
-            count + 1,
-            numbers + here,
-            num_bytes + here * array.dtype.itemsize,
-            dtypes | {NAMES[array.dtype]},
-        )
+        num_bytes += here * array.dtype.itemsize
+        groups[what] = count + 1, numbers + here, num_bytes, dtypes | {NAMES[array.dtype]}
     return groups
 
 

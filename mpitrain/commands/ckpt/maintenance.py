@@ -112,10 +112,7 @@ def repair(path: str, step: int | None, say: Callable[[str], None]) -> int:
 
 @contextmanager
 def _without_a_run(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Keep runs out of the run directory that a folder of checkpoints belongs to.
-
-    Raises CheckpointError if one is there.
-    """
+    """Lock the run directory that checkpoints belong to. Raises CheckpointError for a run."""
     run = folder.absolute().parent
     if folder.absolute().name != CHECKPOINTS or not (run / "config.toml").exists():
         yield  # a folder that `mpitrain ckpt reshard` wrote

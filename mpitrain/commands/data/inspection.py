@@ -73,10 +73,7 @@ def _tokenizer(folder: Path, description: Description, given: str | None) -> Tok
 
 
 def _copies_of_validation(folder: Path, description: Description, tokenizer: Tokenizer | None) -> int | None:
-    """Return how many documents are copies of those of data.val_path, or of those that a run holds out.
-
-    None: there is neither.
-    """
+    """Return how many documents are copies of data.val_path's, or held-out ones; None: there are none."""
     if (number := description.tally.training) is not None:
         tokens, ends = open_tokens(folder), np.asarray(open_ends(folder))
         held_out = np.array([[ends[number - 1] if number else 0, ends[-1]]])
@@ -123,7 +120,6 @@ def _lines(
 
 
 def _rows(description: Description, folder: Path) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each source of a mixture."""
     tally = description.tally
     places = tokens_of_sources(open_ends(folder), tally)
     for number, (documents, (begin, end)) in enumerate(zip(tally.parts, places, strict=True)):

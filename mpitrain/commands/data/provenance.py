@@ -54,11 +54,11 @@ def _object(read: StepDocuments, step: int, rank: int | None) -> dict[str, Any]:
     found = [*read.sequences()]
     sequences = [
         {
-            "sequence": sequence.place,
-            "positions": None if sequence.positions is None else sequence.positions.tolist(),
-            "parts": [part._asdict() for part in sequence.parts],
+            "sequence": one.place,
+            "positions": None if one.positions is None else one.positions.tolist(),
+            "parts": [part._asdict() for part in one.parts],
         }
-        for sequence in found
+        for one in found
     ]
     of_disk = {"reads": sum(one.reads for one in found), "bytes": sum(one.num_bytes for one in found)}
     return {"step": step, "rank": rank, **of_disk, "sequences": sequences}

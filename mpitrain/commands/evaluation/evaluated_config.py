@@ -27,6 +27,12 @@ TABLES = ("parallel", "precision", "comm")
 KEYS = ("run.device", "run.threads", "run.compile")
 DEGREES = ("tp", "cp", "dp", "pp")
 OWN_LAYOUT = (*DEGREES, "ep", "etp", "context", "sequence")
+WITHOUT_TRAINING: Mapping[str, Any] = {
+    "run.keep_best_by": "val_loss", "run.eval_tasks": (), "run.eval_shots": 0, "experts.replay": "",
+    "model.init": "", "data.documents": "joined", "precision.reduce": "same", "run.trace": 0,
+    "run.routing": 0, "run.keep": 0, "run.keep_every": 0, "run.keep_best": 0, "run.profile": "",
+    "run.staging": "", "run.machine": "",
+}  # fmt: skip
 
 
 def given_keys(given: LoadedConfig) -> dict[str, Any]:
@@ -58,21 +64,11 @@ def evaluated(config: Config, keys: Mapping[str, Any], num_ranks: int) -> Config
         if config.parallel.tp == 1:
             del parallel["sequence"]
     one = msgspec.structs.replace(
-        on_one_rank(config),
-        parallel=Parallel(**parallel),
-        pipeline=Pipeline(),
-        batch=Batch(),
-        memory=Memory(),
-        numerics=Numerics(),
-        spikes=SpikesTable(),
+        on_one_rank(config), parallel=Parallel(**parallel), pipeline=Pipeline(), batch=Batch(),
+        memory=Memory(), numerics=Numerics(), spikes=SpikesTable(),
         optimizer=OptimizerTable(name="sgd", momentum=0.0),
-    )
-    values: dict[str, Any] = {"run.keep_best_by": "val_loss", "run.eval_tasks": (), "run.eval_shots": 0}
-    values |= {"experts.replay": "", "model.init": "", "data.documents": "joined", "precision.reduce": "same"}
-    for table in ("trace", "routing", "keep", "keep_every", "keep_best"):
-        values[f"run.{table}"] = 0
-    values |= {"run.profile": "", "run.staging": "", "run.machine": ""}
-    return settings.with_values(one, values | dict(keys))
+    )  # fmt: skip
+    return settings.with_values(one, {**WITHOUT_TRAINING, **keys})
 
 
 def at_length(config: Config, longest: int, limit: int) -> Config:
@@ -99,6 +95,6 @@ def usable_context(config: Config, context: int) -> int:
 
 
 def _unit(config: Config) -> int:
-    """Return what lengths are multiples of: the layout divides them, and fp8's products take 16 rows."""
+    """Return what divides lengths: the layout, and the 16 rows that fp8's products take."""
     parts = config.parallel.cp * config.parallel.tp
     return (2 * parts if parts > 1 else 1) * (16 if config.precision.compute == "fp8" else 1)

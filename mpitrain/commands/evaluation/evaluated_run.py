@@ -111,7 +111,7 @@ def evaluate(
 def _answers(
     run: EvaluatedRun, kind: str, names: tuple[str, ...], step: int, world: World, place: RankStatus
 ) -> dict[str, Any]:
-    """Return the results of files of a kind, by their names, on rank 0. Collective."""
+    """Return the results by file, on rank 0. Collective."""
     longest = world.on_first_rank("reading texts", lambda: run.longest(kind))
     plan = world.on_every_rank("planning", lambda: _checked(run.plan_at(longest)))
     answers = {}
@@ -130,7 +130,7 @@ def _checked(plan: Plan) -> Plan:
 
 
 def _step_of(run: EvaluatedRun, step: int | str | None) -> int:
-    """Return the step whose weights are read: a given one, or the newest that is whole."""
+    """Return the step that is read: a given one, or the newest that is whole."""
     needs = run.plan.stored_weights()
     folder = run.rundir.checkpoints
     if isinstance(step, str):

@@ -42,12 +42,11 @@ def _require_files(request: EvaluationRequest) -> None:
     """Raise ConfigError unless there is a file, and each once; and for an option of the other kind."""
     if not request.data and not request.tasks:
         raise ConfigError("found neither --data nor --tasks; give a file to evaluate")
-    for option, names, idle in (
-        ("--data", request.data, ("--text-key", "--stride")), ("--tasks", request.tasks, ("--shots",))
-    ):  # fmt: skip
-        if not names:
+    given = {"--data": request.data, "--tasks": request.tasks}
+    for option, idle in (("--data", ("--text-key", "--stride")), ("--tasks", ("--shots",))):
+        if not given[option]:
             refuse_options(request, idle, f"does nothing without {option}; add {option}, or leave it out")
-    for option, names in (("--data", request.data), ("--tasks", request.tasks)):
+    for option, names in given.items():
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ConfigError(f"{option} {shown(twice)} is given twice; give it once")
 
@@ -61,9 +60,8 @@ def table(result: Mapping[str, Any]) -> str:
         values = ", ".join(f"{key} {_number(numbers[key])}" for key in SHOWN_OF_TEXTS)
         lines.append(f"{shown(name)}: {values}")
     for name, numbers in result.get("tasks", {}).items():
-        values = ", ".join(
-            f"{key} {_number(numbers[key])}{_error(numbers, key)}" for key in OF_TASKS if key in numbers
-        )
+        metrics = [key for key in OF_TASKS if key in numbers]
+        values = ", ".join(f"{key} {_number(numbers[key])}{_error(numbers, key)}" for key in metrics)
         lines.append(f"{shown(name)}: {values}")
     return "\n".join(lines)
 
@@ -88,6 +86,6 @@ def _keep(path: str, result: Mapping[str, Any]) -> None:
 
 
 def _without_answers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a task, and a few of its answers."""
+    """Return the numbers of a task, with a few of its answers."""
     kept = {key: value for key, value in numbers.items() if key != "answers"}
     return {**kept, "samples": samples(numbers["answers"])}

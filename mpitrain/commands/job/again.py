@@ -84,10 +84,8 @@ def main(code: int, config: str | None, overrides: tuple[str, ...], most: int) -
     too_short = " or, if they left for want of time, ask for more" * is_short
     no_end = f"; run.steps = {run.steps}, so it isn't done" if code == DONE else ""
     no_more = UNFINISHED if code == DONE else ENOUGH
-    return (
-        AGAIN if verdict.again else no_more,
-        f"ended with exit code {code}, {line}{no_end}: {verdict.why}{too_short}",
-    )
+    said = f"ended with exit code {code}, {line}{no_end}: {verdict.why}{too_short}"
+    return AGAIN if verdict.again else no_more, said
 
 
 def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> AgainVerdict:
@@ -96,10 +94,8 @@ def judge(steps: Sequence[int], most: int, tokens: Sequence[int] = ()) -> AgainV
     The last one is now's.
     """
     if len(steps) >= most:
-        return AgainVerdict(
-            False,
-            f"no restart: this was start {len(steps)} of at most {most} (--most; ends.jsonl counts them)",
-        )
+        why = f"no restart: this was start {len(steps)} of at most {most} (--most; ends.jsonl counts them)"
+        return AgainVerdict(False, why)
     progress = [_grew(steps, end) or _grew(tokens, end) for end in range(len(steps))]
     idle = next((count for count, grew in enumerate(reversed(progress)) if grew), len(steps))
     if idle >= IDLE:
@@ -129,7 +125,7 @@ def _noted(path: Path) -> list[tuple[int, int]]:
 
 
 def _began(config: Path) -> str:
-    """Return when a start has written its configuration; "" if none has."""
+    """Return when config.toml was written, "" if it wasn't."""
     try:
         return time.strftime(TIME, time.localtime(config.stat().st_mtime))
     except OSError:

@@ -41,10 +41,7 @@ MOST_NAME = 40  # characters; Kubernetes takes 63, with what it appends
 
 
 def main(kind: str, asked: JobRequest, say: Callable[[str], None]) -> int:
-    """Write the script, explain it, and submit it.
-
-    Nothing is written where the configuration can't run on that many ranks.
-    """
+    """Write the script, unless its ranks can't run the configuration; explain it, and submit it."""
     scheduler = SCHEDULERS[kind]
     _ = asked.seconds  # refused before anything else
     path = Path(asked.out or f"{_name(asked.config)}.{kind}{Path(scheduler.template).suffix}")
@@ -52,14 +49,11 @@ def main(kind: str, asked: JobRequest, say: Callable[[str], None]) -> int:
     _require_spares(scheduler, asked)
     _require_fault_tolerance(scheduler, asked)
     seen = _seen_by_ranks(asked.config) if scheduler.mount else asked.config
+    nodes, per_node = asked.nodes, asked.ranks_per_node
     if asked.ranks > MOST_RANKS:
-        product = (
-            f"--nodes {asked.nodes:,} x --ranks-per-node {asked.ranks_per_node:,} = {asked.ranks:,} ranks"
-        )
+        product = f"--nodes {nodes:,} x --ranks-per-node {per_node:,} = {asked.ranks:,} ranks"
         raise ConfigError(f"{product}, needed at most {MOST_RANKS:,}")
-    plan, said = judged_job(
-        asked.config, asked.overrides, asked.nodes, asked.ranks_per_node, bool(asked.gpus)
-    )
+    plan, said = judged_job(asked.config, asked.overrides, nodes, per_node, bool(asked.gpus))
     if asked.submit and shutil.which(scheduler.submit[0]) is None:
         raise ConfigError(
             f"--submit: found no {scheduler.submit[0]} on the path; leave it out, and submit the "
@@ -145,8 +139,9 @@ def _digest(text: str) -> str:
 
 
 def _is_of_before(content: bytes, script: str) -> bool:
-    """Return whether what is there is a script of the same configuration, with whatever options, as this
-    command wrote it. Names of several configurations may lead to one name of a script.
+    """Return whether this command wrote what is there, for the same configuration and any options.
+
+    Names of several configurations may lead to one name of a script.
     """
     lines, _, digest = content.decode(errors="replace").rpartition(SEAL)
     return digest.strip() == _digest(lines) and _written_line(lines) == _written_line(script)
@@ -157,7 +152,7 @@ def _written_line(script: str) -> str:
 
 
 def _seen_by_ranks(config: str | None) -> str | None:
-    """Return the name of a configuration within the working directory, all that pods see of this host."""
+    """Return a configuration's name in the working directory, all that pods see of this host."""
     if config is None:
         return None
     try:
@@ -175,10 +170,7 @@ def _as_yaml(text: str) -> str:
 
 
 def _require_lines(asked: JobRequest, path: Path) -> None:
-    """Raise ConfigError for text that would be more than a line of the script.
-
-    What follows a line break would be a command.
-    """
+    """Raise ConfigError for text with a line break: what follows would be a command of the script."""
     options = [
         (f"--{name}", getattr(asked, name)) for name in ("account", "queue", "launch", "image", "claim")
     ]
@@ -194,8 +186,9 @@ def _require_lines(asked: JobRequest, path: Path) -> None:
         "CONFIG": asked.config or "",
         "--out": path.name,
         "the folder of the script": str(path.absolute().parent),
+        "the working directory": str(Path.cwd()),
+        "the folder of Python": sys.prefix,
     }
-    places |= {"the working directory": str(Path.cwd()), "the folder of Python": sys.prefix}
     for name, text in places.items():
         if not is_one_line(text):
             where = f"{name} {shown(text)}: found a line break, or another character that controls a terminal"
@@ -291,21 +284,13 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
 
 def _absolute_paths(plan: Plan) -> list[str]:
     """Return the settings that name a place of this host."""
-    config = plan.config
-    paths = {
-        "run.dir": config.run.dir,
-        "data.path": config.data.path,
-        "data.tokenizer": config.data.tokenizer,
-        "model.init": config.model.init,
-    }
+    values = settings.flatten(plan.config)
+    paths = {key: values[key] for key in ("run.dir", "data.path", "data.tokenizer", "model.init")}
     return [f"{key} = {shown(path)}" for key, path in paths.items() if path and Path(path).is_absolute()]
 
 
 def _submit(scheduler: Scheduler, path: Path) -> int:
-    """Give the script to the scheduler, which says what it makes of it.
-
-    Raises MpitrainError if it refuses it.
-    """
+    """Give the script to the scheduler. Raises MpitrainError if that refuses it."""
     *command, last = scheduler.submit
     by_input = last == "<"
     file = f"./{path}" if str(path).startswith("-") else str(path)  # no option of the scheduler

@@ -1,8 +1,6 @@
-"""What sets schedulers apart, besides their templates in jobs/.
+"""What sets schedulers apart: how times and sites are written, and commands.
 
-How times and sites are written there, and their commands.
-
-A scheduler is one line here and one file there.
+A scheduler is one entry here and one template in jobs/.
 """
 
 from collections.abc import Callable
@@ -44,11 +42,8 @@ class Scheduler:
     def lines(self, asked: JobRequest) -> list[str]:
         """Return the directives that only some sites need."""
         values = {**_site(asked), "gpus": str(asked.gpus) if asked.gpus else ""}
-        known = [
-            self.directives[name] + value
-            for name, value in values.items()
-            if value and name in self.directives
-        ]
+        names = [name for name, value in values.items() if value and name in self.directives]
+        known = [self.directives[name] + values[name] for name in names]
         given = (*known, *(self.spare if asked.spare else ()), *(asked.directive if self.prefix else ()))
         return [self.prefix + line for line in given]
 

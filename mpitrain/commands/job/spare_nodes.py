@@ -37,8 +37,7 @@ class SpareNodes:
         if len(self._names) < count:
             raise ConfigError(
                 f"--nodes {count}: found {counted(len(self._names), 'nodes')} in this job ({NODES}), "
-                "needed as many or "
-                "more; ask for --nodes and --spare together by mpitrain job slurm"
+                "needed as many or more; ask for --nodes and --spare together by mpitrain job slurm"
             )
 
     def command(self, command: Sequence[str]) -> list[str]:
@@ -106,7 +105,6 @@ def _asked(name: str) -> subprocess.Popen[bytes]:
 
 
 def _answers(process: subprocess.Popen[bytes], end: float) -> bool:
-    """Return whether a node has answered by a moment of the clock."""
     with suppress(subprocess.TimeoutExpired):
         return process.wait(max(0.0, end - time.monotonic())) == 0
     process.kill()

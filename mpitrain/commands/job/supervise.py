@@ -112,7 +112,7 @@ def main(
 def _leaves_out(
     nodes: SpareNodes | None, config: str | None, overrides: tuple[str, ...], say: Callable[[str], None]
 ) -> bool:
-    """Exclude nodes that the run has found to err or to be slow; return whether there are more of them."""
+    """Exclude nodes that the run has found to err or be slow; return whether there are new ones."""
     if nodes is None:
         return False
     rundir = RunDir(settings.load(config, overrides).run.dir)

@@ -101,11 +101,10 @@ def _text_of_sweeps(report: Mapping[str, Any]) -> list[str]:
             losses = [each["loss"] for each in own]
             random = quantile([each["random_loss"] for each in own], 0.5)
             spread = [each["rank_correlation"] for each in own if each["spread"] > 0.3]
+            median, most = (_short(quantile(losses, share)) for share in (0.5, 0.9))
             lines.append(
-                f"  {where} ({len(own)}): the first choice loses "
-                f"{_short(quantile(losses, 0.5))} % (median), "
-                f"{_short(quantile(losses, 0.9))} (90 %); a random pick "
-                f"{_short(random)}; rank correlation where it matters "
+                f"  {where} ({len(own)}): the first choice loses {median} % (median), {most} (90 %); "
+                f"a random pick {_short(random)}; rank correlation where it matters "
                 f"{quantile(spread, 0.5):.2f}"
             )
     return lines
@@ -115,8 +114,7 @@ def _text_of_memory(report: Mapping[str, Any]) -> list[str]:
     lines = ["memory by formula (mem_gb in GiB): median, 90 %, with sign; then with two constants fitted:"]
     lines += [
         f"  {each['system']} ({each['definition']}, {counted(each['rows'], 'rows')}): "
-        f"{_short(each['median'])} %, {_short(each['p90'])}, "
-        f"{_short(each['signed'])}; "
+        f"{_short(each['median'])} %, {_short(each['p90'])}, {_short(each['signed'])}; "
         + (
             f"{_short(each['after_fit_median'])} of {each['after_fit_rows']}"
             if each["definition"] != "max allocated"

@@ -76,7 +76,6 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
 
 
 def _read(asked: SweepRequest, node_ranks: int) -> list[str]:
-    """Return the layouts. Raises ConfigError if there are none, or too many, or for the machine."""
     require_files(asked)
     if asked.over is not None:
         raise ConfigError(
@@ -96,12 +95,9 @@ def _read(asked: SweepRequest, node_ranks: int) -> list[str]:
 
 def two_keys(svg: str, layouts: Sequence[str]) -> tuple[str, str]:
     """Return the two keys in which layouts differ. Raises ConfigError if they aren't two."""
-    values: dict[str, set[str]] = {}
     every = [_values_of(layout) for layout in layouts]
-    for key in {key for each in every for key in each}:
-        values[key] = {each.get(key, "default") for each in every}
-    differing = [key for layout in every for key in layout if len(values[key]) > 1]
-    found = list(dict.fromkeys(differing))
+    keys = dict.fromkeys(key for each in every for key in each)
+    found = [key for key in keys if len({each.get(key, "default") for each in every}) > 1]
     if len(found) != 2:
         raise ConfigError(
             f"--svg {shown(svg)}: the layouts differ in {len(found)} keys "
@@ -158,11 +154,10 @@ def _picture(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> by
 
     assert asked.svg is not None
     keys = two_keys(asked.svg, [row.layout for row in rows])
-    cells = {
-        (values.get(keys[0], "default"), values.get(keys[1], "default")): row
-        for row in rows
-        for values in (_values_of(row.layout),)
-    }
+    cells = {}
+    for row in rows:
+        values = _values_of(row.layout)
+        cells[values.get(keys[0], "default"), values.get(keys[1], "default")] = row
     speeds = {at: row.tokens_per_s for at, row in cells.items()}
     predicted = {
         at: row.tokens_per_s * row.ratio if row.tokens_per_s and row.ratio else None

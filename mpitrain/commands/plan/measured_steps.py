@@ -67,12 +67,8 @@ def measure(asked: PlanRequest, guard: Guard, say: Callable[[str], None]) -> int
             f"planning {each.layout}", lambda each=each: planned(each.config, world.size, rates)
         )
         took = measured_step(plan, world, guard).seconds
-        rows.append(
-            (
-                f"{number}.", f"{each.predicted_s:.3g}", f"{took:.3g}", f"{took / each.predicted_s:.2f}",
-                each.layout,
-            )
-        )  # fmt: skip
+        ratio = f"{took / each.predicted_s:.2f}"
+        rows.append((f"{number}.", f"{each.predicted_s:.3g}", f"{took:.3g}", ratio, each.layout))
     if world.rank == 0:
         title = f"measured on {counted(world.size, 'ranks')}, the median of {STEPS} steps:"
         say(f"\n{title}\n{aligned(rows)}")
@@ -136,9 +132,7 @@ def _type_of_products(plan: Plan) -> str:
 def _timed(
     plan: Plan, mesh: Mesh, placement: DevicePlacement, world: World, guard: Guard, steps: int
 ) -> tuple[float, float, CountedLoad | None]:
-    """Return the seconds of a step, how long the rank that waited least stood still, and how unevenly
-    experts were loaded. Collective.
-    """
+    """Return what MeasuredStep has of the steps: seconds, waiting_s, expert_load. Collective."""
     clock = clock_of(placement.device)
     with guard.place.at("build", "building the model", BUSY):
         actor = Actor(plan, mesh, placement.device, place=guard.place, compiled=placement.compiled)
@@ -170,7 +164,7 @@ def _timed(
 
 
 def _load_of(actor: Actor, world: World) -> CountedLoad | None:
-    """Return how unevenly the step that was recorded has loaded experts. Collective over all ranks."""
+    """Return how unevenly the recorded step has loaded experts. Collective over all ranks."""
     if actor.compute.recorded is None:
         return None
     config = actor.config

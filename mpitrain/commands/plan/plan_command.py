@@ -47,7 +47,7 @@ def _refuse_idle(request: PlanRequest) -> None:
 
 
 def _with_preset(request: PlanRequest) -> PlanRequest:
-    """Return the request; a preset's name stands for model.preset."""
+    """Return the request, whose CONFIG may be a preset's name."""
     preset = request.config
     if preset is None or is_there(preset):
         return request

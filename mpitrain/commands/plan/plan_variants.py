@@ -46,15 +46,14 @@ def what_if(text: str) -> WhatIf:
 def counts_of(text: str) -> tuple[int, ...]:
     """Return the numbers of ranks that `64,128,256` says, each once. Raises ConfigError."""
     parts = text.split(",")
-    bad = [
-        part for part in parts if not re.fullmatch(r"[0-9]{1,7}", part) or not 1 <= int(part) <= MOST_RANKS
-    ]
-    if bad or len(parts) > MOST_COUNTS:
+    numbers = [int(part) for part in parts if re.fullmatch(r"[0-9]{1,7}", part)]
+    good = [number for number in numbers if 1 <= number <= MOST_RANKS]
+    if len(good) < len(parts) or len(parts) > MOST_COUNTS:
         raise ConfigError(
             f"--ranks {shown(text)}: needed 1 to {MOST_COUNTS} numbers from 1 to {MOST_RANKS:,}, such as "
             "64 or 64,128"
         )
-    return tuple(dict.fromkeys(int(part) for part in parts))
+    return tuple(dict.fromkeys(good))
 
 
 class ScalingPoint(NamedTuple):

@@ -140,7 +140,6 @@ def _read(asked: PlanRequest) -> LoadedConfig:
 
 
 def _all_layouts(answer: "PlanAnswer", suffix: str) -> bytes:
-    """Return all layouts as a .csv, or as a picture of those that have a time."""
     middle = answer.rates.spread.middle
     if suffix == ".csv":
         chosen = [each.candidate.layout for each in answer.chosen]
@@ -357,10 +356,8 @@ class PlanAnswer(PlannedLayouts):
             f"{counted(found.steps, 'steps', ',')}, "
             f"{within(found.days)} days, {within(found.gpu_hours)} {hours} without failures"
         )
-        if self.asked.price:
-            words += (
-                f", {within(self.asked.price * found.gpu_hours)} at {self.asked.price:g} per {hours[:-1]}"
-            )
+        if price := self.asked.price:
+            words += f", {within(price * found.gpu_hours)} at {price:g} per {hours[:-1]}"
         words += f"; with a failure of each node in {self._hours:,.0f} h "
         if not found.share:
             return words + "no time is left between failures and saves"

@@ -8,7 +8,7 @@ waiting     of a step, where nothing hides messages: as measured, of the rank th
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -61,14 +61,12 @@ def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -
         found = _measured(each, world, guard, asked.steps)
         rates = rates_for(asked, each.plan.config, world.node_ranks)
         rows.append(_row(each, found, rates, rows))
-    return conclude(
-        asked, rows, world, say, partial(_as_text, rows, asked, world), partial(_picture, asked, rows)
-    )
+    text, draw = partial(_as_text, rows, asked, world), partial(_picture, asked, rows)
+    return conclude(asked, rows, world, say, text, draw)
 
 
 def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> MeasuredStep:
     """Have the first ranks take steps; the others sleep. Collective over all ranks."""
-
     place, limit_s = guard.place, guard.place.limit_s
     if world.rank >= each.ranks:  # for however long that takes
         place.name(place.who, math.inf)
@@ -84,7 +82,6 @@ def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> Measured
 
 
 def _read(asked: SweepRequest, world: World) -> list[ToScale]:
-    """Return the plans to be measured. Raises InputError, also for the machine."""
     require_files(asked)
     over = _numbers(asked.over, world.size)
     layouts = read_layouts(asked) or [""]
@@ -153,19 +150,12 @@ def _row(each: ToScale, found: MeasuredStep, rates: MachineRates, rows: Sequence
     speed, predicted_speed = tokens / found.seconds, tokens / predicted.seconds
     first = next((row for row in rows if row.typed == each.typed), None)
     return ScaledStep(
-        each.typed,
-        each.ranks,
-        layout_of(config, rates).describe(),
-        config.batch.global_,
-        found.seconds,
-        predicted.seconds,
-        speed,
-        predicted_speed,
+        each.typed, each.ranks, layout_of(config, rates).describe(), config.batch.global_,
+        found.seconds, predicted.seconds, speed, predicted_speed,
         speed / each.ranks / (first.tokens_per_s / first.ranks) if first else 1.0,
         predicted_speed / each.ranks / (first.predicted_tokens_per_s / first.ranks) if first else 1.0,
-        found.waiting_s,
-        predicted.bubble + predicted.sent,
-    )
+        found.waiting_s, predicted.bubble + predicted.sent,
+    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- what is said
@@ -203,8 +193,7 @@ COLUMNS = (
 def _picture(asked: SweepRequest, rows: Sequence[ScaledStep]) -> bytes:
     from mpitrain.commands.plan.sweep_picture import scaling_curves  # matplotlib
 
-    curves: Mapping[str, list[ScaledStep]] = {
-        typed: [row for row in rows if row.typed == typed]
-        for typed in dict.fromkeys(row.typed for row in rows)
-    }
+    curves: dict[str, list[ScaledStep]] = {}
+    for row in rows:
+        curves.setdefault(row.typed, []).append(row)
     return scaling_curves(curves, asked.scaling or "")

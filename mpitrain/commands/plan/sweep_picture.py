@@ -7,8 +7,10 @@ colour-blind readers tell apart; what is measured is drawn through, what is pred
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
@@ -18,6 +20,8 @@ from mpitrain.commands.schedule.cells import COLOURS, GREY, SMALL, finish
 from mpitrain.inputs import rendered
 
 Cells = Mapping[tuple[str, str], float | None]
+MEASURED: Mapping[str, Any] = {"marker": "o", "markersize": 4}
+PREDICTED: Mapping[str, Any] = {"linestyle": "--"}
 
 
 def scaling_curves(curves: Mapping[str, Sequence[ScaledStep]], scaling: str) -> bytes:
@@ -27,10 +31,10 @@ def scaling_curves(curves: Mapping[str, Sequence[ScaledStep]], scaling: str) -> 
     entries = []
     for (typed, rows), colour in zip(curves.items(), cycle(COLOURS.values())):
         ranks = [row.ranks for row in rows]
-        _curve(speed, ranks, [row.tokens_per_s for row in rows], colour, True)
-        _curve(speed, ranks, [row.predicted_tokens_per_s for row in rows], colour, False)
-        _curve(efficiency, ranks, [row.efficiency for row in rows], colour, True)
-        _curve(efficiency, ranks, [row.predicted_efficiency for row in rows], colour, False)
+        for axes, key in ((speed, "tokens_per_s"), (efficiency, "efficiency")):
+            for name, style in ((key, MEASURED), (f"predicted_{key}", PREDICTED)):
+                values = [getattr(row, name) for row in rows]
+                axes.plot(ranks, values, color=colour, linewidth=1.4, **style)
         entries.append(Line2D([], [], color=colour, label=typed or "the default layout"))
     every = sorted({row.ranks for rows in curves.values() for row in rows})
     first = next(iter(curves.values()))[0]
@@ -42,11 +46,10 @@ def scaling_curves(curves: Mapping[str, Sequence[ScaledStep]], scaling: str) -> 
     efficiency.set_ylim(bottom=0)
     _finish(speed, every, "tokens/s")
     _finish(efficiency, every, "efficiency: tokens/s of a rank, over the smallest number's")
-    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    speed.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    _write_numbers(speed.yaxis, ",.0f")
     entries += [
-        Line2D([], [], color="black", marker="o", markersize=4, label="measured"),
-        Line2D([], [], color="black", linestyle="--", label="predicted"),
+        Line2D([], [], color="black", label="measured", **MEASURED),
+        Line2D([], [], color="black", label="predicted", **PREDICTED),
         Line2D([], [], color=GREY, linewidth=0.8, linestyle=":", label="ideal"),
     ]
     figure.suptitle(f"{scaling} scaling", fontsize=13, fontweight="bold", x=0.01, ha="left")
@@ -54,9 +57,9 @@ def scaling_curves(curves: Mapping[str, Sequence[ScaledStep]], scaling: str) -> 
     return rendered(figure, "svg")
 
 
-def _curve(axes: Axes, ranks: Sequence[int], values: Sequence[float], colour: str, measured: bool) -> None:
-    style = {"marker": "o", "markersize": 4} if measured else {"linestyle": "--"}
-    axes.plot(ranks, values, color=colour, linewidth=1.4, **style)
+def _write_numbers(axis: Axis, form: str) -> None:
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:{form}}"))
+    axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:{form}}"))
 
 
 def _finish(axes: Axes, ranks: Sequence[int], title: str) -> None:
@@ -91,8 +94,7 @@ def heat_map(keys: tuple[str, str], measured: Cells, predicted: Cells, title: st
         axes.set_ylabel(keys[0], fontsize=SMALL)
         axes.set_title(name, fontsize=SMALL, loc="left")
         axes.tick_params(length=0)
-        for spine in axes.spines.values():
-            spine.set_visible(False)
+        axes.spines[:].set_visible(False)
     figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
     return rendered(figure, "svg")
 
@@ -106,8 +108,7 @@ def _label(axes: Axes, x: int, y: int, cells: Cells, at: tuple[str, str], most: 
     """Write a cell's number, or why it has none."""
     value = cells.get(at)
     text = f"{value:,.0f}" if value is not None else ("-" if at in cells else "")
-    dark = value is not None and value < 0.55 * most
-    colour = "white" if dark else "black"
+    colour = "white" if value is not None and value < 0.55 * most else "black"
     axes.text(x, y, text, ha="center", va="center", fontsize=SMALL, color=colour)
 
 
@@ -131,7 +132,6 @@ def time_against_memory(layouts: Sequence[tuple[float, float]], limit: float, ki
     axes.set(xscale="log", yscale="log", xlabel="GB of a rank, by formulas; dotted: the limit")
     axes.set_ylabel("least seconds of a step")
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _write_numbers(axis, "g")
     axes.tick_params(which="both", labelsize=SMALL)
     return rendered(figure, kind)

@@ -7,6 +7,7 @@ put together in the same function is filled in here.
 import ast
 import pkgutil
 import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 
@@ -52,12 +53,9 @@ def _texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
         for node in ast.walk(function)
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     ]
-    names = [name for name, _ in assigned]
-    return {
-        name: value
-        for name, value in assigned
-        if names.count(name) == 1 and isinstance(value, ast.JoinedStr | ast.Constant)
-    }
+    names = Counter(name for name, _ in assigned)
+    texts = {name: value for name, value in assigned if isinstance(value, ast.JoinedStr | ast.Constant)}
+    return {name: value for name, value in texts.items() if names[name] == 1}
 
 
 def _template(node: ast.expr, texts: dict[str, ast.expr]) -> str:

@@ -63,7 +63,6 @@ def _unknown(name: str) -> ConfigError:
 
 
 def _table(table: str) -> str:
-    """Return a line for each key of a table, with what it means."""
     words = meaning_of_table(table)
     lines = [f"[{table}]" + f"  {words}" * bool(words)]
     for key in every_key().values():
@@ -76,8 +75,7 @@ def _table(table: str) -> str:
 def whole(key: Key) -> str:
     """Return all that is known of a key."""
     lines = [key.name, *_folded(key.meaning, "  ")]
-    lines.append(f"  type     {key.kind}")
-    lines.append(f"  default  {key.default}")
+    lines += [f"  type     {key.kind}", f"  default  {key.default}"]
     if names := names_for(key.name):
         lines.append(f"  names    {', '.join(names)}")
     if key.uses:

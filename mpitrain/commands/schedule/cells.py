@@ -1,9 +1,6 @@
 """A timeline drawn to scale: one row per rank, one cell per computation.
 
 Only pictures import this, and with it matplotlib.
-
-Colours are Okabe and Ito's, which colour-blind readers tell apart; a rank's second stage, copy or
-segment is a lighter tint.
 """
 
 from collections.abc import Iterable
@@ -90,17 +87,13 @@ def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, f
     """
     cells = [(rank, *cell) for rank in range(len(timeline.programs)) for cell in timeline.walks(rank)]
     _background(axes, len(timeline.programs), timeline.makespan)
-    thin = min(
-        0.6, 0.12 * points[0] * min((end - start for *_, start, end in cells if end > start), default=1)
-    )
+    shortest = min((end - start for *_, start, end in cells if end > start), default=1)
+    thin = min(0.6, 0.12 * points[0] * shortest)
     shapes = PolyCollection(
         [_box(rank, start, end) for rank, _, start, end in cells],
         facecolors=[look.colour(rank, action) for rank, action, *_ in cells],
-        edgecolors="white",
-        linewidths=thin,
-        zorder=2,
-        rasterized=len(cells) > MOST_SHAPES,
-    )
+        edgecolors="white", linewidths=thin, zorder=2, rasterized=len(cells) > MOST_SHAPES,
+    )  # fmt: skip
     axes.add_collection(shapes)
     _join_pairs(axes, timeline, points)
     _labels(axes, cells, look, points)
@@ -109,7 +102,7 @@ def draw_rows(axes: Axes, timeline: Timeline, look: Look, points: tuple[float, f
 
 
 def _background(axes: Axes, num_ranks: int, end: float) -> None:
-    """Fill rows with the colour of the bubble: where no cell lies on it, a rank waits."""
+    """Fill rows with the bubble's colour: where no cell lies on it, a rank waits."""
     rows = [_box(rank, 0, end) for rank in range(num_ranks)]
     axes.add_collection(PolyCollection(rows, facecolors=BUBBLE, linewidths=0, zorder=1))
 
@@ -142,9 +135,7 @@ def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> 
 def _labels(
     axes: Axes, cells: list[tuple[int, Action, float, float]], look: Look, points: tuple[float, float]
 ) -> None:
-    """Write microbatch numbers, all in one size, into the cells that are long enough for the
-    longest number.
-    """
+    """Write microbatch numbers in one size, into the cells with room for the longest number."""
     if not cells:
         return
     smallest, largest = FONT_SIZES
@@ -157,15 +148,9 @@ def _labels(
         if points[0] * (end - start) - 1 >= DIGIT * size * length * 0.999:
             ink = "white" if _luminance(look.colour(rank, action)) < 0.42 else "#1a1a1a"
             axes.text(
-                (start + end) / 2,
-                rank,
-                look.label(action),
-                fontsize=size,
-                color=ink,
-                ha="center",
-                va="center_baseline",
-                zorder=4,
-            )
+                (start + end) / 2, rank, look.label(action), fontsize=size, color=ink,
+                ha="center", va="center_baseline", zorder=4,
+            )  # fmt: skip
 
 
 def label_width(timeline: Timeline, look: Look) -> float:

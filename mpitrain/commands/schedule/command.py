@@ -63,7 +63,7 @@ def answer(asked: ScheduleRequest) -> str:
 
 
 def _require_files(asked: ScheduleRequest) -> None:
-    """Raise ConfigError for a file that can't be written, or is that of the user's own table."""
+    """Raise ConfigError for a file that can't be written, or is the user's own table."""
     if asked.out is not None:
         require_file("--out", asked.out, KINDS_OF_FILES, (asked.name, asked.trace, asked.table))
     if asked.table is not None:
@@ -84,7 +84,7 @@ def _draw(asked: ScheduleRequest, text: Callable[[], str], picture: str, *what: 
 
 
 def _as_file(table: Table, path: str, form: str | None) -> str:
-    """Return what --table's file is to hold. Raises ScheduleError for what its form can't say."""
+    """Return --table's content. Raises ScheduleError for what its form can't say."""
     if form in FORMS:
         return write_as(form, table)
     return write_csv(table) if Path(path).suffix == ".csv" else write_table(table)
@@ -100,9 +100,7 @@ def _refuse_idle(asked: ScheduleRequest, family: ScheduleFamily) -> None:
 
 
 def show(request: Request, asked: ScheduleRequest) -> str:
-    """Return what one schedule's numbers are, as text or as JSON; draw it, and write its table,
-    into files.
-    """
+    """Return one schedule's numbers, as text or as JSON; draw it, and write its table."""
     played = play(request)
     if asked.table:
         write("--table", asked.table, _as_file(played.table, asked.table, asked.form).encode())
@@ -164,7 +162,7 @@ def show_frontier(request: Request, asked: ScheduleRequest) -> str:
     require_searchable("frontier", size.num_ranks, size.num_microbatches)
     found = frontier(size)
     text = report.as_text(found, size)
-    _draw(asked, lambda: text, "frontier_picture.draw", found, size)
+    _draw(asked, lambda: text, "picture.draw_frontier", found, size)
     return report.as_json(found) if asked.json else text
 
 

@@ -16,6 +16,16 @@ FORMS = {  # of the table's columns, by their keys of JSON
     "makespan": number, "bound": number, "bubble": "{:.2%}".format, "span": number,
     "bubble_rate": "{:.4f}".format, "peak_stashes": number, "messages": str, "chunks": str, "copies": str,
 }  # fmt: skip
+LEGEND = (
+    "makespan   time of a step that ends with an update on all ranks\n"
+    "bound      shortest step of any order of these stages with this peak\n"
+    "dominated  another schedule takes neither more time nor more stashes\n"
+    "bubble     idle share of all ranks, from the beginning to the end of the makespan\n"
+    "span       a rank's longest time from first to last computation; bubble rate is of it\n"
+    "peak       stashes of a rank's whole share of layers, on the worst rank\n"
+    "messages   sent by one rank, at most\n"
+    "stages     a rank, of each copy of the model; copies: of all parameters"
+)
 TITLES = ("schedule", *(key.replace("chunks", "stages").replace("_", " ") for key in FORMS))
 
 
@@ -89,9 +99,9 @@ def as_text(comparison: Comparison) -> str:
     first = comparison.played[0] if comparison.played else None
     rows = [TITLES, *(_cells(played, comparison.dominated) for played in comparison.played)]
     rows += [(f"{name} (undefined)", *["-"] * (len(TITLES) - 1)) for name in comparison.undefined]
-    lines = [_headline(first)] if first else []
     reasons = "\n".join(f"undefined: {name}, {reason}" for name, reason in comparison.undefined.items())
-    return "\n\n".join(part for part in (*lines, aligned(rows), reasons, _legend(first)) if part)
+    parts = [_headline(first), aligned(rows), reasons, LEGEND] if first else [aligned(rows), reasons]
+    return "\n\n".join(filter(None, parts))
 
 
 def _headline(played: Played) -> str:
@@ -117,21 +127,6 @@ def searched(played: Played) -> list[str]:
 
 def with_remarks(name: str, remarks: Sequence[str]) -> str:
     return f"{name} ({', '.join(remarks)})" if remarks else name
-
-
-def _legend(first: Played | None) -> str:
-    if first is None:
-        return ""
-    return (
-        "makespan   time of a step that ends with an update on all ranks\n"
-        "bound      shortest step of any order of these stages with this peak\n"
-        "dominated  another schedule takes neither more time nor more stashes\n"
-        "bubble     idle share of all ranks, from the beginning to the end of the makespan\n"
-        "span       a rank's longest time from first to last computation; bubble rate is of it\n"
-        "peak       stashes of a rank's whole share of layers, on the worst rank\n"
-        "messages   sent by one rank, at most\n"
-        "stages     a rank, of each copy of the model; copies: of all parameters"
-    )
 
 
 # ---------------------------------------------------------------- for other programs

@@ -1,9 +1,7 @@
 """The frame of a picture: title, numbers and legend on top, and below them axes as wide as the picture.
 
-Needs matplotlib.
-
-Measures are inches, fixed from the top and the left, so that nothing is cut off at any size; wide
-pictures have larger letters.
+Needs matplotlib. Measures are inches, fixed from the top and the left, so that nothing is cut off at
+any size; wide pictures have larger letters.
 """
 
 from collections.abc import Callable
@@ -34,30 +32,21 @@ WIDEST = 42.0
 ROOMY = 2.0  # times the room that a number needs at least
 POINTS = 72
 NAMES = {
-    "F": "forward",
-    "B": "backward",
-    "I": "backward for inputs",
-    "W": "backward for weights",
+    "F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights",
     "R": "recomputation",
-}
+}  # fmt: skip
 
 
 class Frame:
     """A figure with its title, lines of numbers and a legend, then filled from top to bottom.
 
-    heights: of its axes.
-    titled: the first of them has a title.
+    heights: of its axes. titled: the first of them has a title.
     """
 
     def __init__(
-        self,
-        timeline: Timeline,
-        look: Look,
-        heights: list[float],
-        title: str,
-        lines: list[str],
+        self, timeline: Timeline, look: Look, heights: list[float], title: str, lines: list[str],
         titled: bool = False,
-    ):
+    ):  # fmt: skip
         num_lines = len(lines)
         self.width = _width(timeline, look)
         self.scale = min(1.7, max(1.0, self.width / 14))
@@ -83,8 +72,7 @@ class Frame:
             (self.left / self.width, bottom / self.height, room, height / self.height)
         )
         self.filled += height + self.gap
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
+        axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(length=0, labelsize=self.small)
         axes.set_xlim(0, self.end)
         return axes
@@ -115,7 +103,6 @@ class Frame:
         axes.set_title(title, fontsize=self.small, loc="left", pad=5)
 
     def _write_head(self, title: str, lines: list[str]) -> None:
-        """Write title and numbers into the upper left corner."""
         bold = {"fontsize": 13 * self.scale, "fontweight": "bold"}
         for position, line in enumerate([title, *lines]):
             style = {"fontsize": 9 * self.scale} if position else bold
@@ -123,7 +110,6 @@ class Frame:
             self.figure.text(self.left / self.width, 1 - inches / self.height, line, va="baseline", **style)
 
     def _add_legend(self, timeline: Timeline) -> None:
-        """Explain the colours in one line."""
         number = self.look.num_tints
         shades = range(number) if number <= 4 else (0, number // 2, number - 1)
         entries = [

@@ -19,17 +19,13 @@ def as_text(measurement: Measurement, width: int) -> str:
 def _headline(measurement: Measurement) -> str:
     trace = measurement.trace
     replicas = len(trace.timelines) // len(trace.steps)
-    steps = (
-        f"step {trace.steps[0]}"
-        if len(trace.steps) == 1
-        else f"{counted(len(trace.steps), 'steps')}, {trace.steps[0]} to {trace.steps[-1]}"
-    )
+    first, last = trace.steps[0], trace.steps[-1]
+    several = len(trace.steps) > 1
+    number = counted(len(trace.steps), "steps")
+    steps = f"{number}, {first} to {last}" if several else f"step {first}"
     copies = f", {replicas} data-parallel replicas" if replicas > 1 else ""
-    return (
-        f"{trace.schedule}: {counted(len(measurement.simulated.programs), 'ranks')}, {steps}{copies}; "
-        "milliseconds, up "
-        "to the update"
-    )
+    ranks = counted(len(measurement.simulated.programs), "ranks")
+    return f"{trace.schedule}: {ranks}, {steps}{copies}; milliseconds, up to the update"
 
 
 def drawn(measurement: Measurement, width: int) -> str:
@@ -76,16 +72,15 @@ def _times(measurement: Measurement) -> str:
 def as_json(measurement: Measurement) -> str:
     """Return one JSON object, times in milliseconds."""
     trace = measurement.trace
-    return json.dumps(
-        {
-            "schedule": trace.schedule,
-            "steps": list(trace.steps),
-            "makespan": measurement.makespan,
-            "makespans": [timeline.makespan for timeline in trace.timelines],
-            "simulated_makespan": measurement.simulated_makespan,
-            "difference": measurement.difference,
-            "ranks": measurement.ranks(),
-            "times": dict(measurement.computations()),
-            "message": measurement.message,
-        }
-    )
+    found = {
+        "schedule": trace.schedule,
+        "steps": list(trace.steps),
+        "makespan": measurement.makespan,
+        "makespans": [timeline.makespan for timeline in trace.timelines],
+        "simulated_makespan": measurement.simulated_makespan,
+        "difference": measurement.difference,
+        "ranks": measurement.ranks(),
+        "times": dict(measurement.computations()),
+        "message": measurement.message,
+    }
+    return json.dumps(found)

@@ -1,22 +1,25 @@
-"""Pictures of timelines, to scale.
-
-A schedule with the memory it holds, a measured step under its simulation, a predicted step.
+"""Pictures to scale of a schedule, a measured and a predicted step; and time against memory.
 
 Needs matplotlib, and with it numpy.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from mpitrain.commands.schedule.cells import Look
+from mpitrain.commands.schedule.cells import COLOURS, GREY, SMALL, Look, finish
 from mpitrain.commands.schedule.frame import Frame, row_height
 from mpitrain.commands.schedule.text import number, size_in_words
+from mpitrain.inputs import rendered
 from mpitrain.plan.predict.step_time.predicted_timeline import PredictedTimeline
 from mpitrain.schedules.actions import COMPUTE
 from mpitrain.schedules.play.measurement import Measurement
 from mpitrain.schedules.play.simulate import Timeline
 from mpitrain.schedules.played import Played
+from mpitrain.schedules.time_and_memory import Frontier, Point, StepSize
 
 Curve = list[tuple[float, float]]  # (time, held from then on)
 SINGLE_CURVES = 8  # ranks with a memory area each; of more ranks an envelope is drawn
@@ -26,6 +29,7 @@ PALE = "#C9D7E6"
 BLACK = "#1A1A1A"
 RED = "#B00020"
 DASHES = (0, (4, 3))
+SLOWEST = 2.5  # times the shortest makespan: what takes longer isn't drawn
 BUBBLES = (
     "bubble: idle share of all ranks from 0 to the makespan's end;  bubble rate: of the span, a "
     "rank's longest time from first to last computation"
@@ -72,10 +76,7 @@ def _settled(curve: Curve, end: float) -> Curve:
 
 
 def _each_rank(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> None:
-    """Draw an area per rank, all in one scale, in the order of the rows above.
-
-    At the right end each one's peak.
-    """
+    """Draw an area per rank, in one scale, in the order of the rows above; at its right its peak."""
     limit = played.memory_limit
     most = max(*played.peak_stashes, limit or 0)
     for rank, (curve, peak) in enumerate(zip(curves, played.peak_stashes)):
@@ -120,7 +121,6 @@ def _envelope(frame: Frame, axes: Axes, curves: list[Curve], played: Played) -> 
 
 
 def _sample(curve: Curve, times: np.ndarray) -> np.ndarray:
-    """Return what is held at each of the times."""
     at, held = map(np.array, zip(*curve))
     return held[np.searchsorted(at, times, side="right") - 1]
 
@@ -159,10 +159,8 @@ def _measured_lines(measurement: Measurement) -> list[str]:
 
 def _chunks(timeline: Timeline) -> tuple[tuple[int, ...], ...]:
     """Return the stages of each rank."""
-    return tuple(
-        tuple(sorted({action.stage for action in program if action.kind in COMPUTE}))
-        for program in timeline.programs
-    )
+    computed = ([action for action in row if action.kind in COMPUTE] for row in timeline.programs)
+    return tuple(tuple(sorted({action.stage for action in row})) for row in computed)
 
 
 def draw_predicted(predicted: PredictedTimeline, title: str) -> bytes:
@@ -180,3 +178,44 @@ def draw_predicted(predicted: PredictedTimeline, title: str) -> bytes:
     axes = frame.rows(timeline, row)
     frame.in_milliseconds(axes, lambda seconds, _: f"{1e3 * seconds:g}")
     return frame.render("svg")
+
+
+# ---------------------------------------------------------------- time against memory
+
+
+def draw_frontier(found: Frontier, size: StepSize, kind: str) -> bytes:
+    """Return the picture as an .svg or .png file."""
+    figure = Figure(figsize=(10, 6), facecolor="white", layout="constrained")
+    axes = figure.subplots()
+    front = found.front
+    highest = SLOWEST * front[-1].makespan
+    peaks, makespans = [point.peak for point in front], [point.makespan for point in front]
+    axes.step(peaks, makespans, where="post", color=COLOURS["F"], linewidth=1.4, label="front")
+    bounds = [point.bound for point in front]
+    axes.step(peaks, bounds, "--", where="post", color=GREY, linewidth=1, label="lower bound")
+    others = [point for point in found.others if point.makespan <= highest]
+    _scatter(axes, others, GREY, "dominated")
+    _scatter(axes, front, COLOURS["F"], "on the front")
+    axes.set_ylim(top=highest * 1.02)
+    axes.set_xlabel("peak: stashes of a rank's whole share of layers", fontsize=SMALL)
+    axes.set_ylabel("makespan", fontsize=SMALL)
+    finish(axes)
+    axes.legend(fontsize=SMALL, frameon=False)
+    figure.suptitle(size_in_words(size), fontsize=13, x=0.01, ha="left")
+    return rendered(figure, kind)
+
+
+def _scatter(axes: Axes, points: Sequence[Point], colour: str, label: str) -> None:
+    """Draw points, and names of the front and of fixed schedules, of points in one place of the first."""
+    axes.scatter(
+        [one.peak for one in points], [one.makespan for one in points], s=16, color=colour, label=label
+    )
+    named: set[tuple[float, float]] = set()
+    for point in points:
+        place = round(point.peak, 2), round(point.makespan, 2)
+        if place not in named and (colour != GREY or point.limit is None):
+            named.add(place)
+            axes.annotate(
+                point.played.table.name, (point.peak, point.makespan), (3, 3), textcoords="offset points",
+                fontsize=SMALL - 2, color=colour,
+            )  # fmt: skip

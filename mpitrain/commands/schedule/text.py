@@ -31,13 +31,12 @@ def as_text(played: Played, width: int, *, whole: bool = False) -> str:
 def _legend(played: Played) -> list[str]:
     """Explain what stands in the cells, where it isn't only F and B."""
     table = played.table
-    kinds = {action.kind for actions in played.table.ranks for action in actions}
+    kinds = {action.kind for actions in table.ranks for action in actions}
     stages = max(map(len, played.chunks))
     words = ["I backward for inputs, W for weights, B both"] * ("I" in kinds)
     words += ["R recomputation"] * ("R" in kinds)
-    words += [
-        f"lower case: the {'second copy of the model' if table.copies > 1 else 'second stage of the rank'}"
-    ] * (stages == 2)
+    second = "second copy of the model" if table.copies > 1 else "second stage of the rank"
+    words += [f"lower case: the {second}"] * (stages == 2)
     words += [f"F0.1: on the second of the rank's {stages} stages"] * (stages > 2)
     words += ["F0a F0b: segments of a sequence"] * (table.segments > 1)
     words += ["F3+B1: run together"] * ("PAIR" in kinds)
@@ -85,10 +84,9 @@ def _numbers(played: Played) -> list[str]:
         f"layers{_limit(played)}",
     ]
     number_of_all = played.table.num_stages * played.table.num_microbatches
-    if played.recomputed:
-        lines.append(f"recomputed   {len(played.recomputed)} of {number_of_all} stashes")
-    if played.offloaded:
-        lines.append(f"offloaded    {len(played.offloaded)} of {number_of_all} stashes")
+    for what, stashes in (("recomputed", played.recomputed), ("offloaded", played.offloaded)):
+        if stashes:
+            lines.append(f"{what:13}{len(stashes)} of {number_of_all} stashes")
     if played.times.message:
         lines.append(
             f"exposed      {number(max(played.timeline.exposed))} of waiting for messages under "
@@ -133,8 +131,7 @@ def _proof(played: Played) -> str:
         )
     return (
         f"proved: {counted(proof.num_actions, 'instructions')} complete and in order, "
-        f"{counted(proof.num_messages, 'messages')} "
-        "matched, no deadlock without buffering"
+        f"{counted(proof.num_messages, 'messages')} matched, no deadlock without buffering"
     )
 
 
@@ -166,10 +163,7 @@ def figures(played: Played) -> dict[str, Any]:
 
 
 def as_dict(played: Played) -> dict[str, Any]:
-    """Return everything known of a played schedule.
-
-    Times are in the unit of --times; operations as in schedules/formats/notation.py.
-    """
+    """Return all that is known, times as --times, operations as schedules/formats/notation.py."""
     table = played.table
     timeline = played.timeline
     numbers = range(played.num_ranks)
