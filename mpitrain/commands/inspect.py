@@ -104,7 +104,6 @@ def _on_gpu(config: Config) -> Config:
 
 
 def _planned_from(given: LoadedConfig, ranks: JobRanks) -> Callable[[Config], Plan]:
-    """Return what plans the configuration with some keys changed."""
     return lambda config: _plan_of(given.changed(config, KeyOrigin(PLANNER)), ranks)
 
 

@@ -145,8 +145,7 @@ def _agreed_plan(
 ) -> Plan:
     """Return the plan of all ranks, and let the rehearsals of it begin. Collective over all ranks.
 
-    Raises InputError or MeshError, alike on all ranks, if a configuration can't work, or they or
-    the code differ.
+    Raises InputError or MeshError, alike on all ranks, also where configuration or code differ.
     """
     guard.place.enter("start", "checking the configuration", BUSY)
     given = world.on_every_rank("checking the configuration", lambda: _checked(read))

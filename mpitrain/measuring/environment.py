@@ -115,7 +115,6 @@ def _devices(world: World) -> tuple[list[Line], LibraryError | None]:
 
 
 def _load_torch() -> None:
-    """Raise LibraryError if there is none."""
     try:
         importlib.import_module("mpitrain.training.machine.device_placement")
     except ImportError as error:

@@ -56,7 +56,6 @@ def _bandwidths(axis: Axis, device: torch.device) -> list[float]:
 
 
 def _latencies(axis: Axis, device: torch.device) -> list[float]:
-    """Return the seconds of one of the hops of a ring."""
     return [seconds / (axis.size - 1) for seconds in _seconds(axis, device, SHORT * axis.size, IN_A_ROW)]
 
 

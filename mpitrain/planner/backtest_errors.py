@@ -374,7 +374,6 @@ def _assumed(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
 
 
 def _worst(held_out: Sequence[PredictedRow]) -> list[dict[str, Any]]:
-    """Return the rows with the largest errors, and what their prediction was made of."""
     return [
         {
             "id": each.row.id,

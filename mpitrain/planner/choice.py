@@ -291,8 +291,7 @@ def _first(ordered: list[RunnableLayout], top: int) -> list[RunnableLayout]:
 def _saves_little(each: Candidate, other: RunnableLayout, saved: float, limit: float) -> bool:
     """Return whether a layout is a faster one that saves memory for which nobody asks.
 
-    It has another recomputation, or kind of cp or of gathers; or the optimizer in host memory, which
-    nothing needs whose state fits.
+    It has another recomputation, or kind of cp or of gathers; or offloads an optimizer that fits.
     """
     faster = other.candidate.layout
     mine = each.layout._replace(

@@ -166,7 +166,8 @@ def _row(name: str, fields: Mapping[str, str], own: MachineFile | None) -> Row:
         require_possible(each, model)
     layout = layouts[0]
     halves = [fields[key].lower() for key in HALVES if fields.get(key)]
-    measured = _measured(fields, model, layout, machine, convention)
+    seconds = dict(_seconds(fields, model, layout, machine, convention))
+    measured = _measured(fields, seconds, machine)
     key = (fields["system"], model.name, machine.name, layout.ranks, layout.sequence, layout.batch)
     sweep = fields.get("sweep") or " ".join(map(str, key))
     fitted = halves[0] in FITTED if halves else None
@@ -180,14 +181,9 @@ def _row(name: str, fields: Mapping[str, str], own: MachineFile | None) -> Row:
 
 
 def _measured(
-    fields: Mapping[str, str],
-    model: StepModel,
-    layout: StepLayout,
-    machine: MachineFile,
-    convention: Convention,
+    fields: Mapping[str, str], found: Mapping[str, float], machine: MachineFile
 ) -> PublishedFigures:
-    """Return the seconds of a step: of time if it is given, of tokens or samples, of FLOP/s, of MFU."""
-    found = dict(_seconds(fields, model, layout, machine, convention))
+    """Return what was published. found: seconds of a step by the key that says them, the surest first."""
     memory = number_in(fields, "mem_gb")
     if memory and memory * 1e9 > 1.3 * machine.memory_bytes:
         raise ConfigError(

@@ -236,7 +236,6 @@ def _published_alone(
 
 
 def _experts_alone(fields: Mapping[str, str]) -> dict[str, int]:
-    """Return the keys of a row's experts; none without n_experts."""
     count, active, width = (count_in(fields, key) for key in ("n_experts", "topk", "ffn"))
     if not count:
         return {}

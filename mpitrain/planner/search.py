@@ -138,8 +138,7 @@ def _ranked(
 def _layouts(model: StepModel, space: SearchSpace) -> Iterator[tuple[Config, StepLayout | InputError]]:
     """Yield configurations with their layouts, or why a run refuses one.
 
-    After a layout come the same one that gathers tp's inputs again, and both with the optimizer in host
-    memory.
+    After a layout come the one that gathers tp's inputs again, and both with an offloaded optimizer.
     """
     is_open = "parallel.regather" not in space.fixed
     for config in candidates(space, model):

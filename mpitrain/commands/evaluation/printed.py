@@ -86,6 +86,5 @@ def _keep(path: str, result: Mapping[str, Any]) -> None:
 
 
 def _without_answers(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a task, with a few of its answers."""
     kept = {key: value for key, value in numbers.items() if key != "answers"}
     return {**kept, "samples": samples(numbers["answers"])}

@@ -283,7 +283,6 @@ def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> 
 
 
 def _absolute_paths(plan: Plan) -> list[str]:
-    """Return the settings that name a place of this host."""
     values = settings.flatten(plan.config)
     paths = {key: values[key] for key in ("run.dir", "data.path", "data.tokenizer", "model.init")}
     return [f"{key} = {shown(path)}" for key, path in paths.items() if path and Path(path).is_absolute()]

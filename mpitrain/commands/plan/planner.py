@@ -58,7 +58,6 @@ def make_plan(asked: PlanRequest, ranks: int) -> str:
 
 
 def _against_unchanged(asked: PlanRequest, answer: "PlanAnswer") -> str:
-    """Say what a machine with other figures changes."""
     names = ", ".join(each.describe() for each in changes(asked.what_if))
     try:
         unchanged = replace(asked, what_if=(), out=None, all=None, timeline=None)

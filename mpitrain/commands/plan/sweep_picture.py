@@ -105,7 +105,6 @@ def _values(found: Sequence[str]) -> list[str]:
 
 
 def _label(axes: Axes, x: int, y: int, cells: Cells, at: tuple[str, str], most: float) -> None:
-    """Write a cell's number, or why it has none."""
     value = cells.get(at)
     text = f"{value:,.0f}" if value is not None else ("-" if at in cells else "")
     colour = "white" if value is not None and value < 0.55 * most else "black"

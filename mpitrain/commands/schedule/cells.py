@@ -114,7 +114,6 @@ def _box(rank: int, start: float, end: float, height: float = CELL_HEIGHT) -> li
 
 
 def _join_pairs(axes: Axes, timeline: Timeline, points: tuple[float, float]) -> None:
-    """Draw one frame around the two computations of each pair."""
     frames = []
     for rank, program in enumerate(timeline.programs):
         starts = timeline.starts[rank]

@@ -158,7 +158,6 @@ def _measured_lines(measurement: Measurement) -> list[str]:
 
 
 def _chunks(timeline: Timeline) -> tuple[tuple[int, ...], ...]:
-    """Return the stages of each rank."""
     computed = ([action for action in row if action.kind in COMPUTE] for row in timeline.programs)
     return tuple(tuple(sorted({action.stage for action in row})) for row in computed)
 
