@@ -28,7 +28,10 @@ RATE_KEYS = ("optimizer.lr", *(f"schedule.{key}" for key in ("name", "warmup", "
 
 
 def order_of(asked: str | None, newest: Newest, checkpoints: Path) -> str:
-    """Return the order of a run's data: its checkpoint's, else `asked`. Raises CheckpointError."""
+    """Return the order of a run's data: its checkpoint's, else data.order as asked, if it is given.
+
+    Raises CheckpointError for one that isn't known here, and where both differ.
+    """
     if not newest.step:
         return asked or FEISTEL
     recorded = newest.order or SORTED

@@ -70,7 +70,10 @@ class RerunVerdict(NamedTuple):
 
 
 class RecomputeCheck:
-    """Runs a step's gradient pass twice, a third time if they differ: a PassRunner. Collective."""
+    """Runs a step's gradient pass twice, a third time if they differ: a PassRunner. Collective.
+
+    verdict: of the last pass.
+    """
 
     def __init__(self, actor: Actor, world: World):
         self._actor = actor

@@ -74,7 +74,10 @@ def _gpu(index: int, vendor: str) -> Gpu:
 
 
 def identity(properties: object, index: int, vendor: str, environment: Mapping[str, str]) -> str:
-    """Return what names a GPU on its node: UUID, unless of zeros, bus, or number in the job."""
+    """Return what names a GPU on its node: its UUID, else its place on the bus, else its number there.
+
+    Some of AMD's have a UUID of zeros, which is none.
+    """
     uuid = str(getattr(properties, "uuid", "")).strip()
     if uuid.strip("0-"):
         return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
