@@ -12,7 +12,7 @@ from mpitrain.inputs import shown
 V = TypeVar("V")
 Changes = Sequence[tuple[int, V]]
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-AMOUNT = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,12})?)([KMBT]?)")
+AMOUNT = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,12})?(?:E\+?[0-9]{1,2})?)([KMBT]?)")
 
 
 class BatchSizes:

@@ -308,10 +308,10 @@ def _held(candidate: Candidate, space: SearchSpace, limit: MemoryLimit) -> int:
     The rank with most memory by formulas is asked first: where it has too much, the others need not be.
     """
     plan = _plan_of_few(candidate.config, space)
-    if limit.on_gpu:
-        held = predict_rank(plan, candidate.found.footprint.stage, on_gpu=True).on_device
-        if held > limit.usable:
-            return held
+    usage = predict_rank(plan, candidate.found.footprint.stage, on_gpu=limit.on_gpu)
+    held = (usage.on_device if limit.on_gpu else sum(usage)) + int(limit.usable - limit.of_tensors)
+    if held > limit.usable:
+        return held
     held = limit.needed(held_by_ranks(plan, limit.on_gpu))
     if held <= limit.usable and candidate.layout.schedule not in catalog.FAMILIES:
         plan.training  # noqa: B018  # a schedule of the user's own may be wrong, and is refused

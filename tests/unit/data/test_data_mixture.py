@@ -9,7 +9,7 @@ from conftest import WITH_LONG
 
 from mpitrain.config import Batch, Data, DataSource
 from mpitrain.data import mixture as mixture_module
-from mpitrain.data.batch_sizes import BatchSizes
+from mpitrain.data.batch_sizes import BatchSizes, amount_in
 from mpitrain.data.mixture import (
     Blend,
     HeldOutMixture,
@@ -137,6 +137,15 @@ def test_weights_from_steps_on():
         weights_by_step(data((5, 1.0), ("640", 0.0)), alike)
     with pytest.raises(ConfigError, match="no weight"):
         weights_by_step(data(), alike)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("15T", 15 * 10**12), ("15e12", 15 * 10**12), ("1.5E+9", 1_500_000_000), ("0.3k", 300)]
+    + [(text, 0) for text in ("e12", "12e", "1e-3", "1e99", "-1", "4 B", "many", "")],
+)
+def test_a_number_of_tokens_is_written_with_a_unit_or_an_exponent(text, amount):
+    assert amount_in(text) == amount
 
 
 def test_sizes_of_steps_are_functions_of_their_numbers():
