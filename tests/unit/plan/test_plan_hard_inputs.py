@@ -216,7 +216,7 @@ NUMBERS = {
         "9" + 400 * "0" + " 794e12",
     ),
     "bandwidth": ("3.35 2.9", "3350 2900", "3350e3 2900e3", "3350e6 2900e6", "0 0", "3350e9 nan"),
-    "inside": ("450 300", "inf 300e9", "450e9 -inf", "1e30 1e30", "450e12 300e9", "0.0 0.0"),
+    "inside": ("450 300", "inf 300e9", "450e9 -inf", "1e30 1e30", "450e12 300e9", "0.0 0.0", "3600e9 2400e9"),
     "between": (
         "400e9 256e9", "400 300", "4500e9 3000e9", "4500e9 32e9", "3.2e12 1.5e12", "0 0", "-50e9 32e9",
         "nan nan",
@@ -227,6 +227,7 @@ KEYS = (
     "memory_bytes = 80", "memory_bytes = 81920", "memory_bytes = -85899345920", "memory_bytes = 80.5",
     "memory_bytes = '80GB'", "memory_bytes = 1e30", "memory_bytes = 85899345920000000",
     "ranks_per_node = 0", "ranks_per_node = -8", "ranks_per_node = 7.5", "ranks_per_node = 9000000",
+    "ranks_per_node = 72000", "memory_bytes = 85899345920000",
     "launch_s = 5", "launch_s = 0.005", "launch_s = inf", "inside_latency_s = 3.4", "inside_latency_s = nan",
     "inside_latency_s = -3e-6", "contention = 0.0", "contention = 80", "contended_nodes = 0",
     "contention = 5e-324",

@@ -71,8 +71,11 @@ FASTER_BETWEEN = 4.0  # times the links inside a node: beyond it one of them is 
 # FLOPs of a product's peak for each byte of memory's bandwidth: 5 of a core, 300 to 600 of a GPU
 BALANCE = (0.05, 20_000.0)
 LONGEST_LAUNCH_S = {"cuda": 1e-3, "cpu": 1e-1}
-MOST_BETWEEN = 0.08  # of a GPU's memory's bandwidth: of those of today 0.006 to 0.021, of their bits 0.05 on
-LEAST_GPU_BYTES = 1 << 28
+# of a GPU's memory's bandwidth, by kind of link. Between nodes: of those of today 0.006 to 0.021, of their
+# bits 0.05 on; inside: 0.017 to 0.19, of bits 0.3 to 1.5, a copy between two ranks of one GPU 0.5 at most
+MOST_OF_MEMORY = {"between": 0.08, "inside": 0.6, "pair": 0.6}
+MOST_GPUS = 1024  # of a node, or of what NVLink connects: 72 today
+GPU_BYTES = (1 << 28, 1 << 43)
 MOST_ON_A_CORE = 32  # ranks that take turns
 SPARSE = 1.5  # times the dense peak of a GPU of that name: beyond is that with sparsity
 
@@ -588,13 +591,18 @@ def _of_gpu(machine: MachineFile) -> Iterator[str]:
     for wide, narrow in itertools.pairwise(known):
         if machine.products[wide].peak > ALIKE * machine.products[narrow].peak:
             yield f"products.{wide}: found a higher peak than products.{narrow}; needed both in FLOP/s"
-    if machine.memory_bytes < LEAST_GPU_BYTES:
-        yield f"memory_bytes = {machine.memory_bytes:,} of a GPU; needed {LEAST_GPU_BYTES:,} bytes at least"
-    if (between := machine.links.between.peak) > MOST_BETWEEN * bandwidth:
-        yield (
-            f"links.between: peak = {between:g} is more than {MOST_BETWEEN:g} of memory.bandwidth's "
-            f"{bandwidth:g}; needed bytes/s of one rank, not bits"
-        )
+    least, most = GPU_BYTES
+    if not least <= machine.memory_bytes <= most:
+        yield f"memory_bytes = {machine.memory_bytes:,} of a GPU; needed {least:,} to {most:,} bytes"
+    if machine.ranks_per_node > MOST_GPUS:
+        yield f"ranks_per_node = {machine.ranks_per_node} GPUs; needed {MOST_GPUS} at most, those of one node"
+    for name, most in MOST_OF_MEMORY.items():
+        link = getattr(machine.links, name)
+        if link is not None and link.peak > most * bandwidth:
+            yield (
+                f"links.{name}: peak = {link.peak:g} is more than {most:g} of memory.bandwidth's "
+                f"{bandwidth:g}; needed bytes/s of one rank, not bits"
+            )
     if "copy" in machine.host and machine.host["copy"].peak > bandwidth:
         yield f"host.copy: found a higher peak than memory.bandwidth, {bandwidth:g}; needed bytes/s"
 
