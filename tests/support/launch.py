@@ -171,11 +171,7 @@ class Job:
         forks = {pid: name for pid in self._pids() if (name := _name(pid)).startswith(self._name)}
         if forks:
             return sorted(forks, key=lambda pid: int(forks[pid].removeprefix(self._name)))
-        return sorted(
-            pid
-            for pid in self._pids()
-            if b"python" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]
-        )
+        return sorted(pid for pid in self._pids() if "python" in _program(pid))
 
     def kill(self) -> None:
         """End every process of the job as a power cut does, and remove the shared memory that it leaves."""
@@ -239,6 +235,14 @@ def _name(pid: int) -> str:
         return ""
     name, _, rest = state.partition("(")[2].rpartition(")")
     return "" if rest.split()[0] == "Z" else name
+
+
+def _program(pid: int) -> str:
+    """Return the path of a process's program; none when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[0]
+    except OSError:
+        return ""
 
 
 def environment(**changes: str | None) -> dict[str, str]:
