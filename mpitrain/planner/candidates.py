@@ -29,6 +29,11 @@ KEYS = (  # that a search chooses, where they are open
     "parallel.zero", "parallel.dp_shard", "batch.micro", "parallel.context", "parallel.gather",
     "parallel.regather", "memory.recompute", "pipeline.schedule", "pipeline.chunks",
 )  # fmt: skip
+KEYS_OF_AXIS = {
+    "tp": ("parallel.tp",), "cp": ("parallel.cp", "parallel.context"), "dp": ("parallel.dp_shard",),
+    "ep": ("parallel.ep",), "etp": ("parallel.ep", "parallel.etp"),
+    "pp": ("pipeline.schedule", "pipeline.chunks"),
+}  # fmt: skip
 # of the others 0 means that they are open
 MEANING_0 = ("parallel.zero", "parallel.dp_shard", "parallel.regather")
 

@@ -24,6 +24,7 @@ from mpitrain.plan.predict.step_time.advice import advice
 from mpitrain.plan.predict.step_time.expert_load import load_of_fullest
 from mpitrain.plan.predict.step_time.predicted_timeline import predict_timeline
 from mpitrain.plan.predict.step_time.step import hfu, mfu
+from mpitrain.planner.candidates import KEYS_OF_AXIS
 from mpitrain.planner.choice import PlannedLayouts, RunnableLayout, choose_layouts, few_digits, named
 from mpitrain.planner.explained import balance, binding, rules, terms_of, why_lost
 from mpitrain.planner.goodput import (
@@ -234,7 +235,8 @@ class PlanAnswer(PlannedLayouts):
 
     def _advice(self) -> list[str]:
         best, held = self.chosen[0].candidate, self.chosen[0].held
-        return advice(self.model, best.layout, self.rates, best.found, held=held)
+        searched = [axis for axis, keys in KEYS_OF_AXIS.items() if not any(key in self.fixed for key in keys)]
+        return advice(self.model, best.layout, self.rates, best.found, held=held, searched=searched)
 
     @property
     def _hours(self) -> float:

@@ -7,7 +7,7 @@ arXiv:2504.14960 (experts within fast links, whole rather than divided), arXiv:2
 than plain sums).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mpitrain.config import Config
@@ -77,13 +77,15 @@ def advice(
     found: Prediction,
     memory_is_known: bool = True,
     held: float | None = None,
+    searched: Collection[str] = (),
 ) -> list[str]:
     """Return a line for each rule that a layout breaks; none where it breaks none.
 
     memory_is_known: the machine is the one that will run it, so what fills its memory is said.
     held: bytes of the rank with most memory by the plan of a run; None: by formulas.
+    searched: axes with whose other degrees, kinds and schedules no layout was as good, by plans of a run.
     """
-    judged = Judged(model, layout, machine, found, memory_is_known)
+    judged = Judged(model, layout, machine, found, memory_is_known, searched)
     rules = (
         _tp_beyond_node(judged),
         _tp_exposed(judged),
@@ -108,6 +110,7 @@ class Judged(NamedTuple):
     machine: MachineRates
     found: Prediction
     memory_is_known: bool
+    searched: Collection[str]
 
     def goes_by_node(self, layout: StepLayout) -> bool:
         """Return whether experts' rows can go to nodes first, which experts.dispatch = "auto" then has."""
@@ -145,6 +148,8 @@ class Judged(NamedTuple):
 
         "" where the planner finds none of them faster, or none can be and little waits for `axis`.
         """
+        if axis in self.searched:
+            return ""
         others = list(self.predicted(layouts))
         if not others:
             return f"{broken}; {use}" if self.share(axis) >= MOST_BETWEEN else ""
@@ -235,6 +240,14 @@ def _experts_beyond_node(judged: Judged) -> str:
     layout, node, experts = judged.layout, judged.machine.ranks_per_node, judged.model.experts
     if experts is None or layout.ep == 1 or layout.ep * layout.etp <= node:
         return ""
+    broken = (
+        f"parallel.ep = {layout.ep} x etp {layout.etp} is beyond a node of {node}: "
+        f"{_percent(judged.share('ep'))} of a step waits for experts' rows"
+    )
+    has_groups = experts.groups_active < experts.groups
+    if "ep" in judged.searched:
+        waits = judged.share("ep") >= MOST_BETWEEN and not has_groups
+        return f"{broken}; with experts.groups a token's experts are on few nodes" if waits else ""
     ep = _divisor(layout.ep, max(1, node // layout.etp))
     use = f"use ep x etp <= {node}"
     others = {f"parallel.ep = {ep}": judged.changed(ep=ep)}
@@ -242,15 +255,9 @@ def _experts_beyond_node(judged: Judged) -> str:
         use += ', or experts.dispatch = "hierarchical"'
         if judged.goes_by_node(layout):
             others['experts.dispatch = "hierarchical"'] = judged.changed(dispatch="hierarchical")
-    if experts.groups_active == experts.groups:
+    if not has_groups:
         use += ", or experts.groups, so that a token's experts are on few nodes"
-    return judged.advised(
-        f"parallel.ep = {layout.ep} x etp {layout.etp} is beyond a node of {node}: "
-        f"{_percent(judged.share('ep'))} of a step waits for experts' rows",
-        "ep",
-        others,
-        use,
-    )
+    return judged.advised(broken, "ep", others, use)
 
 
 def _experts_divided(judged: Judged) -> str:
@@ -301,7 +308,8 @@ def _few_microbatches(judged: Judged) -> str:
     more = layout.divided_evenly(batch=enough * layout.dp * layout.micro)
     for _, other in judged.predicted({"": more}):
         line += f" ({_percent(other.bubble / other.seconds)} with batch.global = {more.batch})"
-    if layout.chunks > 1 or 2 * layout.pp > len(judged.model.blocks) or count % layout.pp:
+    is_possible = layout.chunks == 1 and 2 * layout.pp <= len(judged.model.blocks) and count % layout.pp == 0
+    if "pp" in judged.searched or not is_possible:
         return line
     interleaved = judged.changed(schedule=INTERLEAVED.name, chunks=2)
     for _, other in judged.predicted({"": interleaved}):
