@@ -6,9 +6,10 @@ memory of those that are yielded as a run would hold it (plan/predict/memory.py)
 """
 
 import heapq
-import math
+import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from mpitrain.config import Config, with_values
@@ -59,13 +60,12 @@ class Candidate(NamedTuple):
 class Tried(NamedTuple):
     """A layout that was looked at. reason: why it is left out, "" for a candidate.
 
-    seconds: at least, of a step. held: bytes by formulas. layout: None for one that a run refuses.
+    held: bytes by formulas. layout: None for one that a run refuses.
     """
 
     config: Config
     layout: StepLayout | None
     reason: str
-    seconds: float = math.nan
     held: int = 0
 
 
@@ -73,13 +73,15 @@ class SearchResult(NamedTuple):
     """What a search found.
 
     ranked: fastest first, predicted as they are asked for. example: what a run says of the first one that
-    it refuses. every: all layouts that were looked at. left_out: after formulas, and why.
+    it refuses. every: all layouts that were looked at. left_out: after formulas, and why. least: returns the
+    seconds that a step of a layout takes at least.
     """
 
     ranked: Iterator[Candidate]
     example: str
     every: list[Tried]
     left_out: dict[StepLayout, str]
+    least: Callable[[StepLayout], float]
 
     @property
     def tried(self) -> int:
@@ -89,6 +91,11 @@ class SearchResult(NamedTuple):
     def refused(self) -> Counter[str]:
         """How many layouts are left out, by reason."""
         return Counter(filter(None, map(self.reason_of, self.every)))
+
+    def bounded(self) -> Iterator[tuple[Tried, float | None]]:
+        """Yield all layouts, each with its least seconds; None: one that doesn't fit by formulas."""
+        for tried in self.every:
+            yield tried, self.least(tried.layout) if tried.layout and not tried.reason else None
 
     def reason_of(self, tried: Tried) -> str:
         """Return why a layout is left out, "" for one that isn't."""
@@ -109,30 +116,52 @@ def search(model: StepModel, space: SearchSpace, limit: float) -> SearchResult:
             example = example or layout.args[0]
             continue
         held = footprint_of(model, layout, stashes_in_flight(layout)).total
-        reason = _reason_against(layout, held, limit)
-        seconds = math.nan if reason else least_seconds(model, layout, space.machine)
-        every.append(Tried(config, layout, reason, seconds, held))
+        every.append(Tried(config, layout, _reason_against(layout, held, limit), held))
     left_out: dict[StepLayout, str] = {}
-    return SearchResult(_ranked(model, space.machine, every, left_out), example, every, left_out)
+    least = partial(least_seconds, model, machine=space.machine)
+    return SearchResult(_ranked(model, space.machine, every, left_out), example, every, left_out, least)
 
 
 def _ranked(
     model: StepModel, machine: MachineRates, every: list[Tried], left_out: dict[StepLayout, str]
 ) -> Iterator[Candidate]:
-    """Yield layouts by the time of their played steps: none is played before it is its turn."""
+    """Yield layouts by the time of their played steps: none is played before it is its turn.
+
+    One that gathers inputs again or offloads takes at least what its plain one takes: until its turn comes
+    that bounds it.
+    """
+    fitting = [(tried.config, tried.layout) for tried in every if tried.layout and not tried.reason]
+    layouts = dict.fromkeys(layout for _, layout in fitting)  # in their order: neighbours share what is kept
+    least = {
+        layout: least_seconds(model, layout, machine)
+        for layout in layouts
+        if layout == _plain(layout) or _plain(layout) not in layouts
+    }
+    bounds = [
+        (least[layout], True, number) if layout in least else (least[_plain(layout)], False, number)
+        for number, (_, layout) in enumerate(fitting)
+    ]
+    heapq.heapify(bounds)
     played: list[tuple[float, int, Candidate]] = []
-    fitting = [tried for tried in every if not tried.reason]
-    for number, tried in enumerate(sorted(fitting, key=lambda tried: tried.seconds)):
-        while played and played[0][0] <= tried.seconds:
+    order = itertools.count()
+    while bounds:
+        seconds, is_own, number = heapq.heappop(bounds)
+        while played and played[0][0] <= seconds:
             yield heapq.heappop(played)[-1]
-        assert tried.layout is not None
-        if not is_defined(tried.layout):
-            left_out[tried.layout] = UNDEFINED
-            continue
-        step = predict_step(model, tried.layout, machine)
-        heapq.heappush(played, (step.seconds, number, Candidate(tried.layout, step, tried.config)))
+        config, layout = fitting[number]
+        if not is_own:
+            heapq.heappush(bounds, (least_seconds(model, layout, machine), True, number))
+        elif not is_defined(layout):
+            left_out[layout] = UNDEFINED
+        else:
+            step = predict_step(model, layout, machine)
+            heapq.heappush(played, (step.seconds, next(order), Candidate(layout, step, config)))
     while played:
         yield heapq.heappop(played)[-1]
+
+
+def _plain(layout: StepLayout) -> StepLayout:
+    return layout._replace(regathers=False, offload_optimizer=False)
 
 
 def _layouts(model: StepModel, space: SearchSpace) -> Iterator[tuple[Config, StepLayout | InputError]]:

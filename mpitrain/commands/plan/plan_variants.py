@@ -97,13 +97,13 @@ def layout_rows(found: SearchResult, chosen: Sequence[StepLayout], middle: float
     """
     places = {layout: number for number, layout in enumerate(chosen, start=1)}
     rows = []
-    for each in found.every:
+    for each, seconds in found.bounded():
         flat = flatten(each.config)
         rows.append({
             "place": places.get(each.layout, "") if each.layout else "",
             "layout": each.layout.describe() if each.layout else "",
             "left_out_by": found.reason_of(each),
-            "least_seconds": "" if math.isnan(each.seconds) else f"{middle * each.seconds:.6g}",
+            "least_seconds": "" if seconds is None else f"{middle * seconds:.6g}",
             "bytes_by_formula": each.held or "",
             **{key: flat[key] for key in KEYS},
         })  # fmt: skip

@@ -146,8 +146,8 @@ def _all_layouts(answer: "PlanAnswer", suffix: str) -> bytes:
         return as_csv(layout_rows(answer.found, chosen, middle))
     from mpitrain.commands.plan.sweep_picture import time_against_memory  # matplotlib
 
-    timed = (each for each in answer.found.every if not math.isnan(each.seconds))
-    layouts = [(float(each.held), middle * each.seconds) for each in timed]
+    bounded = answer.found.bounded()
+    layouts = [(float(each.held), middle * seconds) for each, seconds in bounded if seconds is not None]
     return time_against_memory(layouts, answer.limit, suffix[1:])
 
 

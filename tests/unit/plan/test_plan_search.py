@@ -458,8 +458,7 @@ def test_a_rule_that_is_kept_is_not_mentioned(rule, model, keys):
 def test_no_degree_is_advised_against_that_a_plan_has_chosen(number, axis):
     """One of deepseek-v3 on 1,024 H200 said: use ep x etp <= 8, with which it is a fifth slower."""
     rule, model, keys = BROKEN[number]
-    lines = [line for line in advised(model, keys, searched=(axis,)) if rule in line]
-    assert not lines or ("with experts.groups" in lines[0] and "use " not in lines[0])
+    assert not [line for line in advised(model, keys, searched=(axis,)) if rule in line]
 
 
 def test_another_schedule_is_advised_where_a_plan_had_no_choice():

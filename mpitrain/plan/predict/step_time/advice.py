@@ -240,14 +240,6 @@ def _experts_beyond_node(judged: Judged) -> str:
     layout, node, experts = judged.layout, judged.machine.ranks_per_node, judged.model.experts
     if experts is None or layout.ep == 1 or layout.ep * layout.etp <= node:
         return ""
-    broken = (
-        f"parallel.ep = {layout.ep} x etp {layout.etp} is beyond a node of {node}: "
-        f"{_percent(judged.share('ep'))} of a step waits for experts' rows"
-    )
-    has_groups = experts.groups_active < experts.groups
-    if "ep" in judged.searched:
-        waits = judged.share("ep") >= MOST_BETWEEN and not has_groups
-        return f"{broken}; with experts.groups a token's experts are on few nodes" if waits else ""
     ep = _divisor(layout.ep, max(1, node // layout.etp))
     use = f"use ep x etp <= {node}"
     others = {f"parallel.ep = {ep}": judged.changed(ep=ep)}
@@ -255,9 +247,15 @@ def _experts_beyond_node(judged: Judged) -> str:
         use += ', or experts.dispatch = "hierarchical"'
         if judged.goes_by_node(layout):
             others['experts.dispatch = "hierarchical"'] = judged.changed(dispatch="hierarchical")
-    if not has_groups:
+    if experts.groups_active == experts.groups:
         use += ", or experts.groups, so that a token's experts are on few nodes"
-    return judged.advised(broken, "ep", others, use)
+    return judged.advised(
+        f"parallel.ep = {layout.ep} x etp {layout.etp} is beyond a node of {node}: "
+        f"{_percent(judged.share('ep'))} of a step waits for experts' rows",
+        "ep",
+        others,
+        use,
+    )
 
 
 def _experts_divided(judged: Judged) -> str:
