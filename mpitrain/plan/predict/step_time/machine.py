@@ -596,11 +596,11 @@ def _of_gpu(machine: MachineFile) -> Iterator[str]:
         yield f"memory_bytes = {machine.memory_bytes:,} of a GPU; needed {least:,} to {most:,} bytes"
     if machine.ranks_per_node > MOST_GPUS:
         yield f"ranks_per_node = {machine.ranks_per_node} GPUs; needed {MOST_GPUS} at most, those of one node"
-    for name, most in MOST_OF_MEMORY.items():
+    for name, share in MOST_OF_MEMORY.items():
         link = getattr(machine.links, name)
-        if link is not None and link.peak > most * bandwidth:
+        if link is not None and link.peak > share * bandwidth:
             yield (
-                f"links.{name}: peak = {link.peak:g} is more than {most:g} of memory.bandwidth's "
+                f"links.{name}: peak = {link.peak:g} is more than {share:g} of memory.bandwidth's "
                 f"{bandwidth:g}; needed bytes/s of one rank, not bits"
             )
     if "copy" in machine.host and machine.host["copy"].peak > bandwidth:
