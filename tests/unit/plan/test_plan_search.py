@@ -461,6 +461,17 @@ def test_no_degree_is_advised_against_that_a_plan_has_chosen(number, axis):
     assert not [line for line in advised(model, keys, searched=(axis,)) if rule in line]
 
 
+def test_no_degree_of_a_planned_layout_is_advised_against():
+    """The planner has seen ep = 8 there, which doesn't fit."""
+    keys = (
+        "model.preset=deepseek-v3", "model.layers=8", "model.mtp=0", "run.machine=h100-80gb",
+        "data.sequence=4096", "precision.compute=bf16", "run.layout=planned", "batch.global=512",
+        "parallel.tp=1", "parallel.pp=1", "parallel.cp=1", "parallel.zero=1", "batch.micro=1",
+    )  # fmt: skip
+    said = show_proof(None, keys, 128)
+    assert "the layout is planned, dp 128 ep 32" in said and "advice" not in said
+
+
 def test_another_schedule_is_advised_where_a_plan_had_no_choice():
     keys = dict(ranks=64, batch=16, tp=8, pp=8)
     (line,) = [each for each in advised("gpt-39.1b", keys) if "the bubble is" in each]

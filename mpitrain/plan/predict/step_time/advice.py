@@ -34,6 +34,7 @@ AS_FAST = 1.05  # times a step: what is simpler may take so long
 FASTER = 0.98  # times a step: what keeps a rule may take so long
 FULL = 0.9  # of memory that may be used
 LONG = 16384  # positions of a rank, from which activations are most of its memory
+AXES = ("tp", "cp", "dp", "ep", "etp", "pp")
 HELD_MORE = 0.05  # of memory, that a line mentions
 
 Layouts = Mapping[str, StepLayout]
@@ -53,7 +54,7 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
 
     The figures are those of run.machine, else of a card or a CPU. node_ranks: of a node;
     comm.node_ranks overrides it, 0: as many as the machine has. held: bytes of the rank with most
-    memory, 0: not known.
+    memory, 0: not known. Of a planned layout nothing is said against degrees.
     Raises ConfigError for an experts.replay that isn't what the plan needs.
     """
     resolved = plan.config
@@ -66,7 +67,8 @@ def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
     model = step_model(plan)
     layout = layout_of(resolved, rates, plan.routing)
     found = predict_step(model, layout, rates)
-    lines = advice(model, layout, rates, found, memory_is_known=known, held=held or None)
+    searched = AXES if resolved.run.layout == "planned" else ()
+    lines = advice(model, layout, rates, found, memory_is_known=known, held=held or None, searched=searched)
     return [f"advice, predicted for {name}: {line}" for line in lines]
 
 
