@@ -142,21 +142,11 @@ def with_experts() -> list[str]:
 
 def presets(named: str = "") -> dict[str, dict[str, Any]]:
     """Return all published sizes by name, each with its family; also those of a plug-in that is named."""
-    return {
-        preset: {"family": name, **sizes}
-        for name, family in _families(named).items()
-        for preset, sizes in family.presets.items()
-    }
-
-
-def find_preset(preset: str, named: str = "") -> dict[str, Any] | None:
-    """Return the sizes of one of presets(), None if there is none."""
-    families = _families(named).items()
-    return next(({"family": name, **f.presets[preset]} for name, f in families if preset in f.presets), None)
-
-
-def _families(named: str) -> dict[str, ModelFamily]:
     families = dict(FAMILIES.built_in())
     if named not in families and named:
         families[named] = FAMILIES.find(named)
-    return families
+    return {
+        preset: {"family": name, **sizes}
+        for name, family in families.items()
+        for preset, sizes in family.presets.items()
+    }

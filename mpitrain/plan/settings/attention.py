@@ -25,17 +25,12 @@ SCALINGS = {
 
 
 def head_width(config: ResolvedConfig) -> int:
-    """Return the width of a head's queries and keys in a resolved configuration; with latent
-    attention, of their part without positions.
-    """
+    """Return the width of a head's queries and keys, with latent attention without their positions' part."""
     return config.attention.head_width or config.model.width // config.model.heads
 
 
 def with_heads(model: ResolvedModel, family: ModelFamily, kv_heads: int | None) -> ResolvedModel:
-    """Return a model whose heads have keys and values as its family does.
-
-    kv_heads: as configured, None if that is open.
-    """
+    """Return a model whose heads have keys and values as its family does. kv_heads: as configured."""
     if family.grouped:
         return model
     if kv_heads not in (None, model.heads):
@@ -111,14 +106,12 @@ def _refuse_two_scalings(used: list[str], resolved: dict[str, Any]) -> None:
         keys = [SCALINGS[name] for name in used]
         several = " with ".join(f"attention.{key} = {resolved[key]}" for key in keys)
         raise ConfigError(f"{several}: positions are scaled in one way; leave out all but one of these")
-    if "llama3" in used and resolved["llama3_low"] >= resolved["llama3_high"]:
-        low, high = (f"attention.llama3_{end} = {resolved[f'llama3_{end}']}" for end in ("low", "high"))
-        raise ConfigError(f"{low} is not below {high}; pairs are interpolated between them, raise the second")
-    if "yarn" in used and resolved.get("yarn_slow", 1) >= resolved.get("yarn_fast", 32):
-        slow, fast = (f"attention.yarn_{end} = {resolved[f'yarn_{end}']}" for end in ("slow", "fast"))
-        raise ConfigError(
-            f"{slow} is not below {fast}; pairs are interpolated between them, raise the second"
-        )
+    for name, low, high in (("llama3", "llama3_low", "llama3_high"), ("yarn", "yarn_slow", "yarn_fast")):
+        if name in used and resolved.get(low, 1) >= resolved.get(high, 32):
+            raise ConfigError(
+                f"attention.{low} = {resolved[low]} is not below attention.{high} = {resolved[high]}; "
+                "pairs are interpolated between them, raise the second"
+            )
 
 
 def _without_window(
@@ -128,7 +121,6 @@ def _without_window(
 
     Raises ConfigError for one of them that is given then, and for a theta that can't be.
     """
-    keys = [key for key in ("window_blocks", "window_theta") if key in known]
     if resolved.get("window"):
         theta = resolved.get("window_theta") or 0
         if 0 < theta <= 1:
@@ -136,10 +128,11 @@ def _without_window(
                 f"attention.window_theta = {theta}: needed more than 1, or 0 for attention.theta"
             )
         return {}
-    for key in keys:
-        if given.get(key, known[key]) != known[key]:
+    without = {key: known[key] for key in ("window_blocks", "window_theta") if key in known}
+    for key, value in without.items():
+        if given.get(key, value) != value:
             raise ConfigError(
                 f"attention.{key} = {json.dumps(given[key])} does nothing with attention.window = "
                 "0; leave it out, or set attention.window"
             )
-    return {key: known[key] for key in keys}
+    return without

@@ -14,14 +14,13 @@ a node first.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
 
-from mpitrain.config import Comm
+from mpitrain.config import Comm, with_values
 from mpitrain.errors import ConfigError
 from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedExperts
 from mpitrain.plan.declared.traffic import Started, Traffic
@@ -29,7 +28,6 @@ from mpitrain.plan.settings.experts import open_to_token, positions, rows_at_onc
 from mpitrain.plan.settings.job_ranks import JobRanks
 
 BLOCK = 128  # features of a row in fp8 that share a scale (DeepSeek-V3, section 3.3.2)
-OWN = ""
 BF16 = "bf16"
 FP8 = "fp8"
 
@@ -49,24 +47,22 @@ def resolve_dispatch(config: ResolvedConfig, ranks: JobRanks) -> tuple[ResolvedE
 
     Raises ConfigError for what can't be, and for what would do nothing.
     """
-    experts = config.experts
-    parallel = config.parallel
+    experts, parallel = config.experts, config.parallel
     if not experts.count:
         return experts, config.comm
-    chosen = experts.dispatch
     obstacle = obstacle_to_nodes(parallel.ep, parallel.etp, ranks)
-    if chosen == "hierarchical" and obstacle:
+    if experts.dispatch == "hierarchical" and obstacle:
         raise ConfigError(f'experts.dispatch = "hierarchical": {obstacle}; use "flat" or "auto"')
-    chosen = ("flat" if obstacle else "hierarchical") if chosen == "auto" else chosen
-    comm = (
-        msgspec.structs.replace(config.comm, node_ranks=ranks.node_ranks)
-        if chosen == "hierarchical"
-        else config.comm
-    )
-    experts = msgspec.structs.replace(experts, dispatch=chosen)
-    if chosen == "hierarchical":
-        _refuse_small_buffer(msgspec.structs.replace(config, experts=experts, comm=comm))
-    return experts, comm
+    if experts.dispatch == "flat" or obstacle:
+        return msgspec.structs.replace(experts, dispatch="flat"), config.comm
+    config = with_values(config, {"experts.dispatch": "hierarchical", "comm.node_ranks": ranks.node_ranks})
+    dispatch = Dispatch(config)
+    if dispatch.tokens_at_once < 1:
+        raise ConfigError(
+            f"experts.buffer = {experts.buffer}: a rank that passes on one token needs {dispatch.copies} "
+            f'rows at once, it has {dispatch.limit}; raise it, or use experts.dispatch = "flat"'
+        )
+    return config.experts, config.comm
 
 
 def obstacle_to_nodes(ep: int, etp: int, job: JobRanks) -> str:
@@ -84,17 +80,6 @@ def obstacle_to_nodes(ep: int, etp: int, job: JobRanks) -> str:
     if node_ranks % etp:
         return f"parallel.etp = {etp} divides an expert over several nodes, of {node_ranks} ranks each"
     return ""
-
-
-def _refuse_small_buffer(config: ResolvedConfig) -> None:
-    dispatch = Dispatch(config)
-    if dispatch.tokens_at_once < 1:
-        need = (
-            f"a rank that passes on one token needs {dispatch.copies} rows at once, it has {dispatch.limit}"
-        )
-        raise ConfigError(
-            f'experts.buffer = {config.experts.buffer}: {need}; raise it, or use experts.dispatch = "flat"'
-        )
 
 
 def near_ranks(config: ResolvedConfig) -> int:
@@ -144,10 +129,7 @@ class Dispatch:
 
     @property
     def tokens_at_once(self) -> int:
-        """Tokens of one rank whose rows fit everywhere, wherever they go.
-
-        Rounds of a hierarchical exchange are made of so many.
-        """
+        """Tokens of one rank, of a round of a hierarchical exchange: their rows fit wherever they go."""
         return min(self.tokens, self.limit // self.copies)
 
     @property
@@ -158,13 +140,10 @@ class Dispatch:
     def forms(self, itemsize: int) -> Forms:
         """Return what numbers of `itemsize` bytes become. Back only to bf16: what comes back is added up."""
         wire = self.config.experts.wire
-        return Forms(wire, BF16 if wire and itemsize > 2 else OWN)
+        return Forms(wire, BF16 if wire and itemsize > 2 else "")
 
     def traffic(self, width: int, itemsize: int) -> Traffic:
-        """Return what is sent: counts, which are exact, and rows.
-
-        Of rows it is as many as if tokens chose evenly among the experts open to them.
-        """
+        """Return what is sent: counts, and rows as if tokens chose evenly among the experts open to them."""
         if self.ranks == 1:
             return Traffic()
         wide, experts, forms = max(4, itemsize), self.config.experts, self.forms(itemsize)
@@ -172,10 +151,10 @@ class Dispatch:
         back = num_bytes(forms.combine, width, itemsize)
         counted = experts.count if not self.near else self.blocks * (experts.count + self.nodes)
         counts = Started("all_gather", "experts", self.ranks * counted * 8)
+        axis, size = ("experts_near", self.near) if self.near else ("experts", self.ranks)
+        exchanges = self._exchanges(axis, size, [there + wide, back, there, back + wide])
         if not self.near:
-            exchanges = self._exchanges("experts", self.ranks, [there + wide, back, there, back + wide])
             return Traffic((counts, *exchanges[:2]), tuple(exchanges[2:]))
-        near = self._exchanges("experts_near", self.near, [there + wide, back, there, back + wide])
         crossing = self._expected_crossings()
         many = self.columns
         extra_bytes = [many * (wide + 4), 0, many * 4, many * wide]
@@ -183,11 +162,7 @@ class Dispatch:
             Started("all_to_all_v", "experts_far", crossing * (a + b))
             for a, b in zip((there, back, there, back), extra_bytes)
         ]
-        inside: Sequence[Started | None] = near or [None] * 4
-        first, second, third, fourth = zip(far, inside)
-        ways = (*first, *reversed(second)), (*third, *reversed(fourth))
-        forward, backward = (tuple(exchange for exchange in way if exchange) for way in ways)
-        return Traffic((counts, *forward), backward)
+        return Traffic((counts, far[0], *exchanges[:2], far[1]), (far[2], *exchanges[2:], far[3]))
 
     def _exchanges(self, axis: str, size: int, of_row: list[int]) -> list[Started]:
         """Return the exchanges with the other ranks of an axis, none if there are no others.

@@ -41,30 +41,24 @@ def refuse_odd_sides(config: ResolvedConfig, segments: int = 1) -> None:
     weights = _of_weights(config.model, head_width(config), parallel.tp)
     for side in (*weights, *_positions(sequence, micro, parallel, segments)):
         if side.length % MULTIPLE:
-            side_length = f"{side.words} = {side.numbers}" + (
-                f" = {side.length}" if side.numbers != str(side.length) else ""
-            )
+            length = f" = {side.length}" if side.numbers != str(side.length) else ""
             raise ConfigError(
-                f'precision.compute = "fp8": found {side_length}; needed a multiple of {MULTIPLE}, as every '
-                "side of a matrix multiplied in fp8 is; change one of these, or use "
+                f'precision.compute = "fp8": found {side.words} = {side.numbers}{length}; needed a multiple '
+                f"of {MULTIPLE}, as every side of a matrix multiplied in fp8 is; change one of these, or use "
                 'precision.compute = "bf16"'
             )
 
 
 def _of_weights(model: ResolvedModel, width: int, tp: int) -> Iterator[Side]:
     """Yield the sides of weights. width: of a head."""
-    yield _side([("model.width", model.width)])
+    stream, over_tp = [("model.width", model.width)], [("parallel.tp", tp)]
+    yield _side(stream)
     apart = width * model.heads != model.width
     head = ("attention.head_width" if apart else "model.width / model.heads", width)
-    yield _side(
-        [("model.heads", model.heads), head] if apart else [("model.width", model.width)],
-        [("parallel.tp", tp)],
-    )
+    yield _side([("model.heads", model.heads), head] if apart else stream, over_tp)
     divided = model.kv_heads >= tp  # else each rank has one
-    yield (
-        _side([("model.kv_heads", model.kv_heads), head], [("parallel.tp", tp)]) if divided else _side([head])
-    )
-    yield _side([("model.ffn", model.ffn)], [("parallel.tp", tp)])
+    yield _side([("model.kv_heads", model.kv_heads), head], over_tp) if divided else _side([head])
+    yield _side([("model.ffn", model.ffn)], over_tp)
 
 
 def _positions(sequence: int, micro: int, parallel: ResolvedParallel, segments: int) -> Iterator[Side]:
@@ -74,22 +68,18 @@ def _positions(sequence: int, micro: int, parallel: ResolvedParallel, segments: 
     """
     factors = [("batch.micro", micro), ("data.sequence", sequence)]
     divisors = [("parallel.cp", parallel.cp), ("segments", segments)]
-    if parallel.tp == 1 or not parallel.async_tp:
-        yield _side(factors, divisors)
-        return
-    divisors.append(("parallel.tp", parallel.tp))
+    in_chunks = parallel.tp > 1 and parallel.async_tp
+    divisors += [("parallel.tp", parallel.tp)] * in_chunks
     yield _side(factors, divisors)
-    chunk = sequence // parallel.cp // segments // parallel.tp
-    halves = _side(factors, [*divisors, ("2 (parallel.async_tp)", 2)])
-    yield halves._replace(length=micro * (chunk // 2))
+    if in_chunks:
+        chunk = sequence // parallel.cp // segments // parallel.tp
+        halves = _side(factors, [*divisors, ("2 (parallel.async_tp)", 2)])
+        yield halves._replace(length=micro * (chunk // 2))
 
 
 def _side(factors: list[tuple[str, int]], divisors: Sequence[tuple[str, int]] = ()) -> Side:
     """Return a product divided by some numbers; ones go without saying."""
     shown = [(name, number) for name, number in divisors if number > 1]
-    words, numbers = (" x ".join(part) for part in zip(*((name, str(number)) for name, number in factors)))
-    words, numbers = (
-        " / ".join((whole, *part))
-        for whole, part in ((words, (n for n, _ in shown)), (numbers, (str(n) for _, n in shown)))
-    )
+    words = " / ".join((" x ".join(name for name, _ in factors), *(name for name, _ in shown)))
+    numbers = " / ".join((" x ".join(str(n) for _, n in factors), *(str(n) for _, n in shown)))
     return Side(math.prod(n for _, n in factors) // math.prod(n for _, n in divisors), words, numbers)

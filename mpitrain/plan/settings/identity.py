@@ -9,42 +9,21 @@ from mpitrain.plugins import is_plugin
 # What is where and of what content may change, as do layout, transport and length.
 BY_CONTENT = (
     *("data.path", "data.val_path", "data.text_key", "data.tokenizer", "data.tokens", "data.end_of_text"),
-    "data.begin_of_text",
-    *("data.order", "data.read"),
-    *("data.ends", "data.dtype", "data.damaged", "data.sources"),
-    "data.skip",
-    "batch.growth",
-    "batch.lengths",
+    *("data.begin_of_text", "data.order", "data.read", "data.ends", "data.dtype", "data.damaged"),
+    *("data.sources", "data.skip", "batch.growth", "batch.lengths"),
 )
-IDENTITY = (
-    "run.seed",
-    "model",
-    "attention",
-    "experts",
-    "data",
-    "batch",
-    "precision",
-    "optimizer",
-    "schedule",
-)
+TABLES = ("model", "attention", "experts", "data", "batch", "precision", "optimizer", "schedule")
 
 
 def identity(config: Config) -> dict[str, Any]:
     """Return the keys that define the computation: a run may only resume if they are unchanged."""
-    value_by_key = {
-        key: value
-        for key, value in flatten(config).items()
-        if key in IDENTITY or key.split(".")[0] in IDENTITY
-    }
-    # the same rows, in more rounds or in fewer, by other ways: a matter of the layout, like ep
-    for key in ("buffer", "dispatch"):
-        del value_by_key[f"experts.{key}"]
-    del value_by_key["schedule.steps"]  # like run.steps, by which a run is made longer
-    # what lies there says whether it is the same, not where: data/tokens.json and checkpoints have
-    # its digest; checkpoints have the order, too
-    for key in BY_CONTENT:
+    values = flatten(config).items()
+    value_by_key = {k: value for k, value in values if k == "run.seed" or k.split(".")[0] in TABLES}
+    # buffer, dispatch: the same rows, in more rounds or in fewer, by other ways: a matter of the layout,
+    # like ep. steps: like run.steps, by which a run is made longer. init: a run resumes from its own
+    # checkpoint. BY_CONTENT: data/tokens.json and checkpoints have the digest, checkpoints the order, too
+    for key in ("experts.buffer", "experts.dispatch", "schedule.steps", "model.init", *BY_CONTENT):
         del value_by_key[key]
-    del value_by_key["model.init"]  # a run resumes from its own checkpoint, whatever its initial weights
     # likewise: checkpoints have the digest of the routing
     value_by_key["experts.replay"] = bool(value_by_key["experts.replay"])
     value_by_key["model.family"] = value_by_key["model.family"] or FIRST_FAMILY
@@ -58,10 +37,7 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def _keys_of(name: str) -> dict[str, Any]:
-    """Return the keys of a family, of its attention and its own of the model, with their values.
-
-    None of a family that there isn't.
-    """
+    """Return the keys of a family, of its attention and its own of the model; {} of one that isn't there."""
     if not is_plugin(name) and name not in FAMILIES.built_in():
         return {}
     family = FAMILIES.find(name)

@@ -1,7 +1,5 @@
-"""What keys of recovery decide.
-
-The rank that keeps a copy on another node, the transport where ranks may die, and how many data
-ranks are left.
+"""What keys of recovery decide: the rank that keeps a copy on another node, the transport where ranks
+may die, and how many data ranks are left.
 """
 
 import msgspec
@@ -13,9 +11,9 @@ from mpitrain.plan.settings.job_ranks import JobRanks
 
 def resolve_recovery(recovery: RecoveryTable, ranks: JobRanks) -> RecoveryTable:
     """Return the table with a number for its partner: the distance in ranks; 0: there is none."""
-    partner = recovery.partner
     if not recovery.every:
         return recovery  # a partner that is set is refused as idle
+    partner = recovery.partner
     if partner == "auto":
         uneven = ranks.num_nodes > 1 and (not ranks.node_ranks or ranks.size % ranks.node_ranks)
         if uneven and recovery.shrink:  # a rank was lost, or a node

@@ -3,6 +3,7 @@ a file or from a module.
 """
 
 import math
+from typing import Any
 
 from mpitrain.config import Batch, Parallel, Pipeline
 from mpitrain.errors import ConfigError, ScheduleError, counted
@@ -28,8 +29,8 @@ def num_microbatches(config: ResolvedConfig) -> int:
 def fewest_microbatches(config: ResolvedConfig) -> int:
     """Return how many microbatches show what a step of all of them holds.
 
-    After the warm-up a schedule repeats itself, every turn_of() microbatches. All are needed where it isn't
-    known that a schedule does, and for sums in a tree, which is deeper with more.
+    After the warm-up a schedule repeats itself. All are needed where it isn't known that it does, and for
+    sums in a tree, which is deeper with more.
     """
     number = num_microbatches(config)
     if not _repeats_itself(config):
@@ -75,8 +76,6 @@ def segments_of(pipeline: Pipeline, own: Table | None) -> int:
 def own_table(pipeline: Pipeline) -> Table | None:
     """Read the user's own table, if pipeline.schedule is a file.
 
-    The file says its ranks, stages, microbatches and segments.
-
     Raises ConfigError if it can't be read, or for another key that says something else, or nothing,
     of a table; ScheduleError for a flaw.
     """
@@ -89,9 +88,7 @@ def own_table(pipeline: Pipeline) -> Table | None:
 
 
 def _refuse_uneven(table: Table) -> None:
-    """Raise ScheduleError unless all ranks have as many stages of each copy, and a second copy runs
-    backwards.
-    """
+    """Raise ScheduleError unless all ranks have as many stages, and a second copy runs backwards."""
     counts = list(map(len, table.chunks))
     if (uneven := next((rank for rank, count in enumerate(counts) if count != counts[0]), None)) is not None:
         raise ScheduleError(
@@ -141,24 +138,23 @@ def table_of(config: ResolvedConfig) -> Table:
     Raises ScheduleError if it isn't defined for this layout, ConfigError if its file is unreadable.
     """
     pipeline = config.pipeline
+    name = pipeline.schedule
     table = own_table(pipeline)
     if table is not None:
         require_size_of(table, config.parallel, config.batch)
-        return _cut(config, table)
-    name = pipeline.schedule
-    family = schedule_of(name)
-    options = _options(pipeline, family)
-    table = catalog.build(name, config.parallel.pp, num_microbatches(config), options, family)
-    if is_plugin(name):
-        _require_as_declared(table, config)
-    return _cut(config, table)
+    else:
+        family = schedule_of(name)
+        options = _options(pipeline, family)
+        table = catalog.build(name, config.parallel.pp, num_microbatches(config), options, family)
+        if is_plugin(name):
+            _require_as_declared(table, config)
+    _refuse_cuts(config, table)
+    return table
 
 
 def _require_as_declared(table: Table, config: ResolvedConfig) -> None:
-    """Raise ScheduleError unless a schedule of the user's own has the stages a rank that it declares.
-
-    It raises ConfigError for a capacity of experts, which is of a whole microbatch, if it cuts
-    sequences.
+    """Raise ScheduleError unless a schedule of the user's own has the stages a rank that it declares,
+    ConfigError for a capacity of experts if it cuts sequences.
     """
     _refuse_uneven(table)
     if table.segments > 1 and config.experts.capacity:
@@ -202,7 +198,7 @@ def placement_in(config: ResolvedConfig) -> tuple[tuple[int, ...], int] | None:
     return placement(name, config.parallel.pp, config.pipeline.chunks), catalog.FAMILIES[name].copies
 
 
-def _cut(config: ResolvedConfig, table: Table) -> Table:
+def _refuse_cuts(config: ResolvedConfig, table: Table) -> None:
     if table.segments > 1 and config.parallel.cp > 1:
         raise ConfigError(
             f"{table.name} cuts sequences into segments, parallel.cp = {config.parallel.cp} "
@@ -215,7 +211,6 @@ def _cut(config: ResolvedConfig, table: Table) -> Table:
             f"({table.name}); change one of them (pipeline.segments)"
         )
     refuse_odd_sides(config, table.segments)
-    return table
 
 
 def _is_file(name: str) -> bool:
@@ -229,11 +224,16 @@ def _read(name: str) -> Table:
         raise ConfigError(f'pipeline.schedule = "{shown(name)}" can\'t be read: {error.strerror}') from None
 
 
-def _options(pipeline: Pipeline, family: ScheduleFamily) -> Options:
+def given_options(pipeline: Pipeline) -> dict[str, Any]:
+    """Return the options of a schedule that are keys of the table `pipeline` as they are."""
     keys = ("group", "segments", "memory_limit", "weight_memory", "recompute", "offload")
+    return {key: getattr(pipeline, key) for key in keys}
+
+
+def _options(pipeline: Pipeline, family: ScheduleFamily) -> Options:
     return Options(
         chunks=pipeline.chunks if family.placed == "looped" else None,
         times=Times(*pipeline.times) if pipeline.times else None,
         stage_times=tuple(StageTimes(*one) for one in pipeline.stage_times) if pipeline.stage_times else None,
-        **{key: getattr(pipeline, key) for key in keys},
+        **given_options(pipeline),
     ).strict()

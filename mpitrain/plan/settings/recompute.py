@@ -26,13 +26,11 @@ from mpitrain.schedules.table import Table
 def with_every(stages: Sequence[StagePlan], table: Table, sizes: Sizes) -> tuple[StagePlan, ...]:
     """Return the stages with the number of blocks that is recomputed together."""
     given = sizes.config.memory.every
-    candidates = [given] if given else _candidates({len(stage.inner) for stage in stages})
-    candidates_of_stages = [tuple(replace(stage, every=number) for stage in stages) for number in candidates]
-    return (
-        candidates_of_stages[0]
-        if len(candidates_of_stages) == 1
-        else min(candidates_of_stages, key=lambda stages: _most(stages, table, sizes))
-    )
+    numbers = [given] if given else _candidates({len(stage.inner) for stage in stages})
+    candidates = [tuple(replace(stage, every=number) for stage in stages) for number in numbers]
+    if len(candidates) == 1:
+        return candidates[0]
+    return min(candidates, key=lambda stages: _most(stages, table, sizes))
 
 
 def _candidates(lengths: Collection[int]) -> list[int]:

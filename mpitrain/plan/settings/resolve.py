@@ -1,6 +1,4 @@
-"""Fill in what a configuration left open (degrees, batch, vocabulary), and refuse what doesn't fit
-together, before anything is built.
-"""
+"""Fill in what a configuration left open: degrees, batch, vocabulary. Refuse what doesn't fit together."""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
@@ -28,7 +26,7 @@ from mpitrain.data.mixture import weights_by_step
 from mpitrain.data.source import SOURCES
 from mpitrain.errors import ConfigError, counted, nearest
 from mpitrain.inputs import shown
-from mpitrain.plan.declared.family import OF_SOME, family_of, find_preset, presets
+from mpitrain.plan.declared.family import OF_SOME, family_of, presets
 from mpitrain.plan.declared.optimizers import optimizer_kind
 from mpitrain.plan.declared.resolved import (
     ResolvedAttention,
@@ -68,8 +66,7 @@ MOST_SEQUENCES = 2**62  # of an order: places after skipped ones are of 64 bits
 
 
 def resolve(config: Config, ranks: JobRanks | int, vocab: int, needed: int | None = None) -> ResolvedConfig:
-    """Fill in what was left open, for a job's ranks and a tokenizer of `vocab` tokens, and check that
-    it fits together.
+    """Resolve a configuration for a job's ranks and a tokenizer of `vocab` tokens.
 
     ranks: a number of them is on one node; comm.node_ranks overrides what was found of nodes.
     needed: rows for what texts have of these tokens; None: for all.
@@ -126,12 +123,10 @@ def _architecture(
 
 def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:
     """Return a resolved configuration for the same model on one rank, in one stage."""
-    experts = msgspec.structs.replace(config.experts, dispatch="auto")
-    alone = ResolvedParallel(dp=1, pp=1, zero=0, reduce="step")
     one = msgspec.structs.replace(
         config,
-        experts=experts,
-        parallel=alone,
+        experts=msgspec.structs.replace(config.experts, dispatch="auto"),
+        parallel=ResolvedParallel(dp=1, pp=1, zero=0, reduce="step"),
         pipeline=ResolvedPipeline(chunks=1, tail=1),
         recovery=RecoveryTable(),
     )
@@ -182,8 +177,7 @@ def _pipeline(
         chunks = chunks_of(pipeline.schedule, pipeline.chunks, schedule_of(pipeline.schedule))
     else:
         chunks = chunks_in(own)
-    pp = parallel.pp
-    stages = pipeline.stages
+    pp, stages = parallel.pp, pipeline.stages
     if pp * chunks > layers:
         raise ConfigError(
             f"parallel.pp = {pp} x {counted(chunks, 'stages')} a rank ({pipeline.schedule}) = "
@@ -201,20 +195,16 @@ def _pipeline(
 
 def _preset(model: Model) -> dict[str, Any]:
     """Return the keys of a preset: those of the model, and of the tables that are about parts of it."""
-    preset = find_preset(model.preset, model.family)
-    if preset is None:
-        known = presets(model.family)
+    known = presets(model.family)
+    if model.preset not in known:
         raise ConfigError(
             f"model.preset = {shown(repr(model.preset))}{_refusal_of_name(model.preset, known)}"
         )
-    return preset
+    return known[model.preset]
 
 
 def _refusal_of_name(name: str, known: Collection[str]) -> str:
-    """Return what to use instead of a preset that there isn't.
-
-    A name may be that of a model elsewhere, or of its folder.
-    """
+    """Return what to use instead of a preset that there isn't: a model's name elsewhere, or its folder."""
     if recognised := config_hints.recognised(name):
         sizes = config_hints.keys_of_model(name)
         trained = f"; such a model is trained from the beginning with {sizes}" if sizes else ""
@@ -267,21 +257,19 @@ def _layout(
 
     own: the user's own table, which says how many pipeline ranks and microbatches it is for.
     """
-    dp = config.parallel.dp
-    pp = config.parallel.pp
-    zero = config.parallel.zero
+    given = config.parallel
+    dp = ranks_left(config, ranks.size) if config.recovery.shrink else given.dp
+    pp = given.pp
     if own is not None and not pp:
         pp = len(own.ranks)
-    num_ranks = ranks.size
-    if config.recovery.shrink:
-        dp = ranks_left(config, num_ranks)
-    inside = config.parallel.tp * config.parallel.cp  # ranks that share one replica of one stage
-    if num_ranks % inside:
+    inside = given.tp * given.cp  # ranks that share one replica of one stage
+    shared = f"parallel.tp = {given.tp} x parallel.cp = {given.cp}"
+    if ranks.size % inside:
         raise ConfigError(
-            f"parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}, but "
-            f"{ranks.source} {counted(num_ranks, 'ranks')}; start a multiple of {inside} or change parallel.*"
+            f"{shared}, but {ranks.source} {counted(ranks.size, 'ranks')}; start a multiple of {inside} or "
+            "change parallel.*"
         )
-    num_ranks //= inside
+    num_ranks = ranks.size // inside
     if pp > layers:
         raise ConfigError(
             f"parallel.pp = {counted(pp, 'stages')} for model.layers = {counted(layers, 'blocks')}; "
@@ -292,11 +280,7 @@ def _layout(
     if not pp and num_ranks % dp == 0:
         pp = num_ranks // dp
     if dp * max(pp, 1) != num_ranks:
-        within = (
-            f" x parallel.tp = {config.parallel.tp} x parallel.cp = {config.parallel.cp}"
-            if inside > 1
-            else ""
-        )
+        within = f" x {shared}" if inside > 1 else ""
         total = dp * max(pp, 1) * inside
         raise ConfigError(
             f"parallel.dp = {dp} x parallel.pp = {max(pp, 1)}{within} = {counted(total, 'ranks')}, "
@@ -307,10 +291,9 @@ def _layout(
             f"{counted(num_ranks, 'ranks')} / parallel.dp = {dp} leaves "
             f"{counted(pp, 'stages')} for model.layers = {counted(layers, 'blocks')}; raise parallel.dp"
         )
-    if zero is None:
-        zero = 1  # with_reduce() makes it 0 where there is nothing to divide, of experts neither
-    parallel = filled(ResolvedParallel, config.parallel, dp=dp, pp=pp, zero=zero)
-    return parallel, _batch(config, own, dp)
+    # with_reduce() makes it 0 where there is nothing to divide, of experts neither
+    zero = 1 if given.zero is None else given.zero
+    return filled(ResolvedParallel, given, dp=dp, pp=pp, zero=zero), _batch(config, own, dp)
 
 
 def _divides(config: Config, dp: int, num_sequences: int) -> bool:
@@ -367,10 +350,7 @@ def _changes(
 
 
 def _largest_dp(num_ranks: int, pp: int, config: Config, layers: int) -> int:
-    """Return the largest data-parallel degree that fits ranks, batch and blocks.
-
-    If none fits, the one whose error explains most.
-    """
+    """Return the largest dp that fits ranks, batch and blocks; if none does, whose error explains most."""
     if pp:
         return max(num_ranks // pp, 1)
     if not config.batch.global_:

@@ -1,23 +1,20 @@
 """The table of rules: which combinations of keys are refused, because of what, and what to take instead.
 
-A rule holds of a resolved configuration, and needs nothing else. Messages, the reference of keys, the
-planner's search and hints read them here. `idle` rules are of keys that would do nothing in a layout:
-whoever sets one expects something of it. A value that asks for something else than the default does is
-refused, whoever it comes from. A default that --set gives is only reported: a file with all keys stays
-one for every layout.
+A rule needs a resolved configuration alone. Messages, the reference of keys, the planner's search and
+hints read them here. `idle` rules are of keys that would do nothing in a layout. A value that asks for
+something else than the default does is refused, whoever it comes from. A default that --set gives is
+only reported: a file with all keys stays one for every layout.
 
 What depends on ranks, nodes, files or a table of the user's own is refused where that is read.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
-import msgspec
-
-from mpitrain.config import NEUTRAL, Config, flatten
+from mpitrain.config import NEUTRAL, Config, flatten, with_values
 from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import shown
 from mpitrain.origins import NONE, SET, Origins
@@ -94,10 +91,7 @@ def default_of(key: str) -> Any:
 
 
 def idle(key: str, when: Callable[[ResolvedConfig], bool], because: str, instead: str = "") -> Rule:
-    """Return the rule of a key that does nothing with what `because` says.
-
-    instead: what would let it do something.
-    """
+    """Return the rule of a key that does nothing with what `because` says, unless one does `instead`."""
     reason = f"{{{key}}} does nothing with {because}"
     return Rule(key, when, reason, "leave it out" + f", or {instead}" * bool(instead), is_idle=True)
 
@@ -105,6 +99,16 @@ def idle(key: str, when: Callable[[ResolvedConfig], bool], because: str, instead
 def all_idle(keys: tuple[str, ...], *rule: Any) -> tuple[Rule, ...]:
     """Return the rules of keys that do nothing in the same case. rule: as idle() takes it, after the key."""
     return tuple(idle(key, *rule) for key in keys)
+
+
+def _divides_over(key: str, degree: str, other: str) -> Rule:
+    """Return the rule of a number that ranks of a degree divide among them."""
+    return Rule(
+        key,
+        lambda c: _value(c, key) % _value(c, degree) > 0,
+        f"{{{key}}} doesn't divide over {{{degree}}}",
+        f"use {other} that divides it",
+    )
 
 
 def _has_experts(config: ResolvedConfig) -> bool:
@@ -153,11 +157,6 @@ def _reduces_whole_microbatches(config: ResolvedConfig) -> bool:
     return family is not None and family.copies == 1 and not _cuts_sequences(config)
 
 
-def _least_buffer(config: ResolvedConfig) -> dict[str, Any]:
-    tokens = config.batch.micro * positions(config, config.parallel)
-    return dict(least=f"{1 / (tokens * config.experts.active):.2g}")
-
-
 def _steps_after_warmup(config: ResolvedConfig) -> int:
     return max((config.schedule.steps or config.run.steps) - config.schedule.warmup, 0)
 
@@ -172,12 +171,8 @@ def _drops_weights(config: ResolvedConfig) -> bool:
     return (config.parallel.zero or 0) == 3
 
 
-def _is_uneven(key: str, config: ResolvedConfig) -> bool:
-    return bool(_value(config, key) % config.parallel.tp)
-
-
 def _needs_one_sum(config: ResolvedConfig) -> list[str]:
-    """Return the settings that take one sum of gradients of each data rank, if it has several."""
+    """Return the same settings, none if a data rank has one sum."""
     return [] if division_of(config).is_even else _take_one_sum(config)
 
 
@@ -267,12 +262,7 @@ EXPERTS = (
         "use {fitting}",
         _ranks,
     ),
-    Rule(
-        "experts.width",
-        lambda c: c.experts.width % c.parallel.etp > 0,
-        "{experts.width} doesn't divide over {parallel.etp}",
-        "use an etp that divides it",
-    ),
+    _divides_over("experts.width", "parallel.etp", "an etp"),
     Rule(
         "parallel.sequence",
         lambda c: _has_experts(c) and c.parallel.tp > 1 and not c.parallel.sequence,
@@ -318,7 +308,7 @@ EXPERTS = (
         ),
         "{experts.buffer}: a rank can't receive one token at once",
         "use {least} or more",
-        _least_buffer,
+        lambda c: dict(least=f"{1 / (c.batch.micro * positions(c, c.parallel) * c.experts.active):.2g}"),
     ),
     idle(
         "experts.buffer",  # one rank has all experts, and room for all rows: no second round
@@ -347,15 +337,8 @@ DIVISION = (
         "{parallel.async_tp} with {parallel.sequence}: it computes while parts of the sequence travel",
         "use parallel.sequence = true, or leave parallel.async_tp out",
     ),
-    *(
-        Rule(
-            key,
-            partial(_is_uneven, key),
-            f"{{{key}}} doesn't divide over {{parallel.tp}}",
-            "use a tp that divides it",
-        )
-        for key in ("model.heads", "model.ffn")
-    ),
+    _divides_over("model.heads", "parallel.tp", "a tp"),
+    _divides_over("model.ffn", "parallel.tp", "a tp"),
     Rule(
         "model.kv_heads",
         lambda c: c.model.kv_heads % c.parallel.tp > 0 and c.parallel.tp % c.model.kv_heads > 0,
@@ -633,15 +616,9 @@ def refuse(config: ResolvedConfig) -> None:
 
 
 def without_idle(config: ResolvedConfig, before: ResolvedConfig) -> ResolvedConfig:
-    """Return a configuration of another layout, without what does nothing there and did before.
-
-    These keys have their default, and aren't refused.
-    """
+    """Return a configuration of another layout, with the defaults of keys that do nothing only there."""
     keys = [rule.key for rule in IDLE if rule.when(config) and not rule.when(before)]
-    for table, key in (name.split(".") for name in keys):
-        changed = msgspec.structs.replace(getattr(config, table), **{key: default_of(f"{table}.{key}")})
-        config = msgspec.structs.replace(config, **{table: changed})
-    return config
+    return with_values(config, {key: default_of(key) for key in keys})
 
 
 def can_regather(config: ResolvedConfig) -> bool:
@@ -657,19 +634,11 @@ def idle_settings(config: ResolvedConfig, origins: Origins = NONE) -> list[str]:
     A run before wrote parallel.gather = "use" down whatever its ZeRO was, and a bucket's size is
     one of several that stages of ZeRO are compared with.
     """
-    return [*_idle_defaults(config, origins), *_idle_with_zero(config)]
-
-
-def _idle_defaults(config: ResolvedConfig, origins: Origins) -> Iterator[str]:
-    for rule in IDLE:
-        if origins.of(rule.key).kind == SET and rule.when(config):
-            yield rule.reason(config)
-
-
-def _idle_with_zero(config: ResolvedConfig) -> Iterator[str]:
-    parallel = config.parallel
-    if parallel.gather == "use" and parallel.zero < 3:
-        yield f'parallel.gather = "use" does nothing with parallel.zero = {parallel.zero}: weights are whole'
-    if config.comm.bucket_mb != DEFAULTS.comm.bucket_mb and parallel.zero == 3:
-        bucket = f"comm.bucket_mb = {config.comm.bucket_mb:g} does nothing with parallel.zero = 3"
-        yield f"{bucket}: each block is reduced by itself, as it is fetched"
+    lines = [rule.reason(config) for rule in IDLE if origins.of(rule.key).kind == SET and rule.when(config)]
+    zero, size = config.parallel.zero, config.comm.bucket_mb
+    if config.parallel.gather == "use" and zero < 3:
+        lines.append(f'parallel.gather = "use" does nothing with parallel.zero = {zero}: weights are whole')
+    if size != DEFAULTS.comm.bucket_mb and zero == 3:
+        bucket = f"comm.bucket_mb = {size:g} does nothing with parallel.zero = 3"
+        lines.append(f"{bucket}: each block is reduced by itself, as it is fetched")
+    return lines

@@ -1,7 +1,6 @@
 """`pipeline.schedule = "auto"` and `pipeline.trace`: which schedule a layout has, and what it plans with.
 
-The choice depends on the layout alone, so that all ranks make it alike, and what is resolved names
-it: everything else sees a schedule of the catalogue.
+The choice depends on the layout alone, so that all ranks make it alike; what is resolved names it.
 """
 
 import os
@@ -12,14 +11,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from mpitrain.config import Config, Pipeline
+from mpitrain.config import Config, Pipeline, with_values
 from mpitrain.errors import ConfigError, counted
 from mpitrain.inputs import read_text, shown
 from mpitrain.plan.declared.family import family_of
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.stages import stages_of
-from mpitrain.plan.settings.pipeline_table import num_microbatches, schedule_of
+from mpitrain.plan.settings.pipeline_table import given_options, num_microbatches, schedule_of
 from mpitrain.schedules import catalog
 from mpitrain.schedules.auto_choice import AUTO, Choice, StageTimesOf, fastest
 from mpitrain.schedules.limits import MOST_TRACE_BYTES
@@ -45,8 +44,7 @@ def with_schedule(config: Config, resolve: Callable[[Config], ResolvedConfig]) -
 def _chosen(pipeline: Pipeline, layout: ResolvedConfig) -> Pipeline:
     """Return a pipeline with the name of its schedule and the times that it is planned with.
 
-    layout: the same configuration, resolved with the default schedule. Raises ConfigError for a trace
-    that can't be read, ScheduleError if no schedule fits.
+    Raises ConfigError for a trace that can't be read, ScheduleError if no schedule fits.
     """
     if pipeline.trace and (pipeline.times or pipeline.stage_times):
         key = "times" if pipeline.times else "stage_times"
@@ -78,23 +76,15 @@ def _choose(pipeline: Pipeline, layout: ResolvedConfig) -> Choice:
             f"{counted(len(stages), 'stages')}, needed "
             f"parallel.pp = {pp} x {pipeline.chunks or 'a number of chunks'}"
         )
-    if (number := pp * (pipeline.chunks or 1)) > layout.model.layers:
+    layers = layout.model.layers
+    if (number := pp * (pipeline.chunks or 1)) > layers:
         raise ConfigError(
             f"parallel.pp = {pp} x pipeline.chunks = {pipeline.chunks} = {counted(number, 'stages')} for "
-            f"model.layers = {counted(layout.model.layers, 'blocks')}; a stage needs at least one block"
+            f"model.layers = {counted(layers, 'blocks')}; a stage needs at least one block"
         )
     plan = _plan(pipeline, layout)
-    options = Options(
-        chunks=len(stages) // pp if stages else pipeline.chunks,
-        group=pipeline.group,
-        segments=pipeline.segments,
-        times=plan.times,
-        memory_limit=pipeline.memory_limit,
-        weight_memory=pipeline.weight_memory,
-        recompute=pipeline.recompute,
-        offload=pipeline.offload,
-    )
-    layers = layout.model.layers
+    chunks = len(stages) // pp if stages else pipeline.chunks
+    options = Options(chunks=chunks, times=plan.times, **given_options(pipeline))
     return fastest(pp, num_microbatches(layout), options, plan.of_stages, layers, plan.error)
 
 
@@ -149,8 +139,7 @@ def _plan(pipeline: Pipeline, layout: ResolvedConfig) -> PlannedTimes:
     if pipeline.times:
         return PlannedTimes(Times(*pipeline.times), None)
     model = family_of(layout.model).layers(layout)
-    given = msgspec.structs.replace(layout.pipeline, stages=pipeline.stages)
-    divided = msgspec.structs.replace(layout, pipeline=given)
+    divided = with_values(layout, {"pipeline.stages": pipeline.stages})
     work = _measured(pipeline.trace) if pipeline.trace else _products(model, layout)
 
     def of_stages(rank_of: tuple[int, ...]) -> tuple[StageTimes, ...]:
