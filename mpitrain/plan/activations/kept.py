@@ -5,12 +5,28 @@ memory.recompute = full the inputs of blocks are kept, n D each, with every-k th
 is held is counted in actor/memory_meter.py.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache, cached_property
+from typing import Any, TypeVar
 
-from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of
+from mpitrain.plan.declared.layer import Layer, Sizes, cache_bytes_of
 from mpitrain.plan.division.sequence import OF_KIND, SequencePlacement
 from mpitrain.plan.division.stages import StagePlan
+
+Result = TypeVar("Result")
+
+
+def _cached(formula: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a formula of a layer that computes once for each, by its id: it may have no hash."""
+    results: dict[tuple[Any, ...], Result] = {}
+
+    def of_layer(layer: Layer, *where: int) -> Result:
+        key = id(layer), *where
+        if key not in results:
+            results[key] = formula(layer, *where)
+        return results[key]
+
+    return of_layer
 
 
 class Activations:
@@ -23,10 +39,10 @@ class Activations:
         self.segments = sizes.segments
         self.blocks = range(len(stage.blocks))
         self.offloaded = offloaded or self.config.memory.offload in ("activations", "all")
-        # computed once: a program asks again for each microbatch and part. By id: the stage holds its layers
-        self._layer_bytes: dict[tuple[int, int], int] = {}
-        self._left: dict[int, int] = {}
-        self._working: dict[int, Working] = {}
+        # computed once: a program asks again for each microbatch and part. The stage holds its layers
+        self.kept_by = _cached(lambda layer, segment: layer.kept(sizes, segment))  # its forward leaves
+        self.left_by = _cached(lambda layer: layer.left(sizes))  # its I leaves for its W
+        self.working_of = _cached(lambda layer: layer.working(sizes))
         self.kept = cache(self._kept)
         self.left = cache(self._left_of)
 
@@ -34,25 +50,6 @@ class Activations:
     def sent(self) -> "Activations":
         """The formulas of a microbatch that is offloaded."""
         return self if self.offloaded else Activations(self.stage, self.sizes, offloaded=True)
-
-    def kept_by(self, layer: Layer, segment: int) -> int:
-        """Return what one layer's forward of a segment leaves."""
-        key = id(layer), segment
-        if key not in self._layer_bytes:
-            self._layer_bytes[key] = layer.kept(self.sizes, segment)
-        return self._layer_bytes[key]
-
-    def left_by(self, layer: Layer) -> int:
-        """Return what one layer's I leaves for its W."""
-        if id(layer) not in self._left:
-            self._left[id(layer)] = layer.left(self.sizes)
-        return self._left[id(layer)]
-
-    def working_of(self, layer: Layer) -> Working:
-        """Return what one layer works with."""
-        if id(layer) not in self._working:
-            self._working[id(layer)] = layer.working(self.sizes)
-        return self._working[id(layer)]
 
     def _kept(self, segment: int = 0, first: int = 0) -> int:
         """Return what the forward of a segment leaves on the device.
@@ -76,25 +73,18 @@ class Activations:
         return self._inner(segment, self.blocks) if self.offloaded else 0
 
     def _left_of(self, first: int = 0, end: int | None = None) -> int:
-        """Return what a backward for inputs (I) leaves for the one for weights (W).
-
-        Factors of products, and gradients of vectors.
+        """Return what I leaves for W: factors of products, and gradients of vectors.
 
         first, end: of the parts of the stage, those that I has walked, and W hasn't; None: to the
         last.
         """
         blocks = [block for part in self.stage.parts[first:end] for block in part]
         specs = self.stage.specs(self.stage.shard(0))
-        of_vectors = (
-            sum(spec.numel for block in blocks for spec in specs[block] if spec.group == "vector")
-            * self.sizes.itemsize
-        )
-        return of_vectors + sum(
-            self.left_by(layer) for inner in (True, False) for layer in self._layers(blocks, inner=inner)
-        )
+        vectors = sum(spec.numel for block in blocks for spec in specs[block] if spec.group == "vector")
+        return vectors * self.sizes.itemsize + sum(map(self.left_by, self._layers(blocks)))
 
     def returned(self, segment: int) -> int:
-        """Return the gradients of earlier keys and values that wait when the backward of a segment is done.
+        """Return what waits of gradients of earlier keys and values after a segment's backward.
 
         First as one tensor.
         """
@@ -108,11 +98,7 @@ class Activations:
         return sum(self.kept_by(layer, segment) for layer in self._layers(blocks, inner=True))
 
     def _history(self) -> int:
-        return sum(
-            layer.history(self.sizes)
-            for inner in (True, False)
-            for layer in self._layers(self.blocks, inner=inner)
-        )
+        return sum(layer.history(self.sizes) for layer in self._layers(self.blocks))
 
     @property
     def _attends(self) -> bool:
@@ -120,17 +106,13 @@ class Activations:
 
         The layer of further tokens has some, and caches none.
         """
-        layers = (placed.layer for block in self.stage.blocks for placed in block)
+        layers = self._layers(self.blocks)
         return any(layer.history(self.sizes) or cache_bytes_of(layer, 1, 1) != 0 for layer in layers)
 
-    def _layers(self, blocks: Collection[int], *, inner: bool) -> list[Layer]:
-        """Return the layers of blocks: of those between the ends of the model, or of the ends."""
-        return [
-            placed.layer
-            for block in blocks
-            if (block in self.stage.inner) == inner
-            for placed in self.stage.blocks[block]
-        ]
+    def _layers(self, blocks: Collection[int], inner: bool | None = None) -> list[Layer]:
+        """Return the layers of blocks. inner: only those between the ends of the model, or of the ends."""
+        wanted = [block for block in blocks if inner is None or (block in self.stage.inner) == inner]
+        return [placed.layer for block in wanted for placed in self.stage.blocks[block]]
 
     def _documents(self, segment: int) -> int:
         """Numbers of documents of whole sequences, and their order: attention over cp keeps them, and
@@ -139,15 +121,12 @@ class Activations:
         Learned positions keep them, too. Where activations are offloaded they stay here. Once for
         all segments: the first is the last to go.
         """
-        data = self.config.data
-        recompute = self.config.memory.recompute
-        of_tiles = self.config.parallel.cp > 1 and recompute not in ("full", "every-k")
+        data, parallel = self.config.data, self.config.parallel
+        of_tiles = parallel.cp > 1 and self.config.memory.recompute not in ("full", "every-k")
         ends = self._layers(self.blocks, inner=False)
-        learned = any(getattr(layer, "positions", 0) for layer in ends)
-        of_all = self.offloaded or learned
+        of_all = self.offloaded or any(getattr(layer, "positions", 0) for layer in ends)
         if not data.separates or not (of_tiles or of_all) or (of_all and segment):
             return 0
-        parallel = self.config.parallel
         placement = SequencePlacement(OF_KIND[parallel.context], data.sequence, parallel.cp)
         with_order = parallel.cp > 1 and placement.divides_documents
         return self.config.batch.micro * data.sequence * 8 * (2 if with_order else 1)
@@ -163,9 +142,4 @@ class Activations:
             return 0
         if self.config.parallel.cp > 1 or not (separate or self.segments > 1) or not self._attends:
             return 0
-        return (
-            (self.config.batch.micro if separate else 1)
-            * self.sizes.length
-            * (segment + 1)
-            * self.sizes.length
-        )
+        return (self.config.batch.micro if separate else 1) * self.sizes.length**2 * (segment + 1)

@@ -1,6 +1,4 @@
-"""The most that the microbatches of a rank hold, played through its program: between computations
-and inside of them.
-"""
+"""The most that the microbatches of a rank hold, played through its program."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,10 +12,7 @@ from mpitrain.schedules.table import Table
 
 
 class PeakBytes(NamedTuple):
-    """Bytes, each on top of those before.
-
-    What is kept between computations, what is recomputed, what one computation works with.
-    """
+    """Bytes, each on top of those before: kept between computations, recomputed, worked with by one."""
 
     kept: int
     recomputed: int
@@ -32,9 +27,7 @@ def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, A
     both for a while, for memory that one has done with isn't where the other wants it.
     """
     player = _MemoryPlayer(instructions, table, stages)
-    kept = 0
-    recorded = 0
-    working = 0
+    kept = recorded = working = 0
     for group in grouped(instructions):
         computed = [action for action in group if action.kind in COMPUTE]
         if not computed:
@@ -88,7 +81,6 @@ class _MemoryPlayer:
         return transients.of(action.kind, segment, action.part)
 
     def play(self, action: Action) -> None:
-        """Have a computation done."""
         kind, index, stage, part = action
         done = self._last[action[:3]] == action
         formulas = self._formulas(action)
@@ -130,17 +122,6 @@ class _MemoryPlayer:
         self._held[index, stage] = num_bytes
 
 
-def _of_offloaded(
-    instructions: Sequence[Action], stages: dict[int, Activations]
-) -> tuple[Sequence[Action], dict[int, Activations]]:
-    """Return what is computed of microbatches that O names, if it names any, and their formulas."""
-    sent = {action[1:3] for action in instructions if action.kind == OFFLOAD}
-    if not sent:
-        return instructions, stages
-    named = [action for action in instructions if action[1:3] in sent]
-    return named, {number: formulas.sent for number, formulas in stages.items()}
-
-
 def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Activations]) -> int:
     """Return the bytes that offloaded activations take in host memory, from their forward to the
     end of their B or I.
@@ -148,7 +129,9 @@ def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Act
     A buffer is used again for what has the same length: in all segments that is all but keys and
     values, which are longer in each.
     """
-    instructions, stages = _of_offloaded(instructions, stages)
+    if sent := {action[1:3] for action in instructions if action.kind == OFFLOAD}:  # else all are
+        instructions = [action for action in instructions if action[1:3] in sent]
+        stages = {number: formulas.sent for number, formulas in stages.items()}
     last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
     recomputed = {action[1:3] for action in instructions if action.kind == "R"}
     held = Counter[tuple[int, int]]()

@@ -19,9 +19,7 @@ from mpitrain.plan.declared.probabilities import ADDED_AT_ONCE
 
 
 class Inside(NamedTuple):
-    """The most bytes of a microbatch at once: of what autograd keeps, with what is recomputed; and
-    with what is worked with besides.
-    """
+    """The most bytes of a microbatch at once: what autograd keeps or recomputes; and with working memory."""
 
     recorded: int
     working: int
@@ -37,9 +35,7 @@ class Transients:
         self.of = cache(self._of)  # asked again for each microbatch
 
     def _of(self, kind: str, segment: int, part: int | None) -> Inside:
-        """Return what a computation (F, B, I, W or R) of a segment of a microbatch holds, all of the
-        microbatch's counted.
-        """
+        """Return what a computation (F, B, I, W or R) of a segment holds, all of its microbatch's counted."""
         if kind == "W":
             return Inside(self.formulas.left(), self.formulas.left() + self._product(self.stage.blocks))
         count = len(self.stage.parts)
@@ -55,10 +51,7 @@ class Transients:
         """Return what a forward holds of which only the input is kept: one block at a time."""
         blocks = range(len(self.stage.blocks))
         recorded = [self._recorded(block, segment) for block in blocks]
-        working = [
-            max(self.formulas.working_of(placed.layer).forward for placed in self.stage.blocks[block])
-            for block in blocks
-        ]
+        working = [self._working_forward(block) for block in blocks]
         begin = self.formulas.input()
         return Inside(begin + max(recorded), begin + max(map(sum, zip(recorded, working))))
 
@@ -66,9 +59,7 @@ class Transients:
         return [block for part in parts for block in self.stage.parts[part]]
 
     def _groups(self, blocks: Sequence[int]) -> list[Sequence[int]]:
-        """Return blocks as they are computed in the backward: what is recomputed together, any
-        other alone.
-        """
+        """Return blocks as the backward computes them: what is recomputed together, any other alone."""
         groups = [group for group in self.stage.groups if group[0] in blocks]
         grouped = {block for group in groups for block in group}
         return [*groups, *([block] for block in blocks if block not in grouped)]
@@ -76,8 +67,7 @@ class Transients:
     def _forward(self, block: int, segment: int) -> Inside:
         before = self._kept_before(block + 1, segment)
         recorded = self._recorded(block, segment) if self._recomputed(block) else 0
-        most = max(self.formulas.working_of(placed.layer).forward for placed in self.stage.blocks[block])
-        return Inside(before + recorded, before + recorded + most)
+        return Inside(before + recorded, before + recorded + self._working_forward(block))
 
     def _backward(self, group: Sequence[int], segment: int, *, split: bool) -> Inside:
         """Play a group: it is recomputed from its first layer to its last, and then walked back."""
@@ -98,12 +88,14 @@ class Transients:
             layer = layers[number].layer
             before = at + sum(kept[:number])
             working = self.formulas.working_of(layer)
-            most = max(most, before + kept[number] + left + working.backward)
-            if recomputed:
-                most = max(most, before + kept[number] + working.forward)
-            of_product = self._product([[layers[number]]])
-            most = max(most, before + left + self.formulas.left_by(layer) + of_product)
-            left += self.formulas.left_by(layer) if split else 0
+            left_by = self.formulas.left_by(layer)
+            most = max(
+                most,
+                before + kept[number] + left + working.backward,
+                before + kept[number] + working.forward * recomputed,
+                before + left + left_by + self._product([[layers[number]]]),
+            )
+            left += left_by * split
         return Inside(recorded, most + self._stream)
 
     # ------------------------------------------------------------ of blocks
@@ -118,6 +110,9 @@ class Transients:
             elif not (self.formulas.offloaded and block in self.stage.inner):
                 total += self._recorded(block, segment)
         return total
+
+    def _working_forward(self, block: int) -> int:
+        return max(self.formulas.working_of(placed.layer).forward for placed in self.stage.blocks[block])
 
     def _recorded(self, block: int, segment: int) -> int:
         return sum(self.formulas.kept_by(placed.layer, segment) for placed in self.stage.blocks[block])

@@ -144,10 +144,9 @@ def buckets_of(
 ) -> list[BucketPlan]:
     """Return the buckets of a stage.
 
-    Those of the parts, the tied embedding's, and those of copies that have part of a gradient each.
-
-    What is counted (plan/division/domains.py) is one bucket, for its few numbers are padded to
-    blocks of every shard.
+    Those of the parts; one of what is counted (plan/division/domains.py), for its few numbers are
+    padded to blocks of every shard; the tied embedding's; those of copies that have part of a gradient
+    each.
 
     The last are norms with sequence parallelism and repeated key-value heads, whose copies are
     summed over the tensor-parallel axis. Where the pipeline has two copies of the model, each
@@ -181,11 +180,9 @@ def _part_buckets(
 
 
 def _counted_buckets(config: ResolvedConfig, placed: Placed, mirror: tuple[str, ...]) -> Iterator[BucketPlan]:
-    counted = [
-        (spec, part) for spec, part in placed if not spec.partial and domain_of(config, spec) == COUNTED
-    ]
+    counted = [(spec, n) for spec, n in placed if not spec.partial and domain_of(config, spec) == COUNTED]
     if counted:
-        yield BucketPlan(tuple(spec for spec, _ in counted), _uses(counted), mirror, domain=COUNTED)
+        yield _bucket(counted, mirror, COUNTED)
 
 
 def _tied_buckets(config: ResolvedConfig, tied: Placed) -> Iterator[BucketPlan]:
@@ -196,9 +193,7 @@ def _tied_buckets(config: ResolvedConfig, tied: Placed) -> Iterator[BucketPlan]:
     per_microbatch = config.parallel.reduce == "microbatch"
     over, then = ((), (TIED,)) if tree or per_microbatch else ((TIED,), ())
     uses = [part for _, part in tied]
-    use_groups = (
-        [[use for use in uses if use == part] for part in dict.fromkeys(uses)] if per_microbatch else [uses]
-    )
+    use_groups = [[part] * uses.count(part) for part in dict.fromkeys(uses)] if per_microbatch else [uses]
     for parts in use_groups:
         yield BucketPlan((tied[0][0],), tuple(parts), over, then)
 
@@ -207,15 +202,14 @@ def _partial_buckets(
     config: ResolvedConfig, partial: Placed, mirror: tuple[str, ...]
 ) -> Iterator[BucketPlan]:
     """Yield a bucket of each kind of copies that have part of a gradient each."""
-    kinds = {(spec.copies, spec.over, domain_of(config, spec)) for spec, _ in partial if spec.over}
-    for copies, over, domain in sorted(kinds):
-        together = [
-            (spec, part)
-            for spec, part in partial
-            if (spec.copies, spec.over, domain_of(config, spec)) == (copies, over, domain)
-        ]
-        yield BucketPlan(tuple(spec for spec, _ in together), _uses(together), (over, *mirror), domain=domain)
+    kinds: dict[tuple[int, str, str], Placed] = {}
+    for spec, part in partial:
+        if spec.over:
+            kinds.setdefault((spec.copies, spec.over, domain_of(config, spec)), []).append((spec, part))
+    for (_, over, domain), placed in sorted(kinds.items()):
+        yield _bucket(placed, (over, *mirror), domain)
 
 
-def _uses(placed: Placed) -> tuple[int, ...]:
-    return tuple(sorted({part for _, part in placed}))
+def _bucket(placed: Placed, over: tuple[str, ...], domain: str) -> BucketPlan:
+    parts = tuple(sorted({part for _, part in placed}))
+    return BucketPlan(tuple(spec for spec, _ in placed), parts, over, domain=domain)

@@ -1,8 +1,8 @@
 """Over which axes the state of a bucket is divided: its domain. Names and integers only.
 
-A stage can have buckets of several domains: parameters that all data ranks share are divided over
-other ranks than those that only some have. Everything that ZeRO divides (weights, gradients, the
-optimiser's state, what a rank saves and counts) asks the bucket's domain.
+Parameters that all data ranks share are divided over other ranks than those that only some have.
+Everything that ZeRO divides (weights, gradients, the optimiser's state, what a rank saves and counts)
+asks the bucket's domain.
 """
 
 from collections.abc import Callable
@@ -33,9 +33,7 @@ def _data_ranks_that_divide(config: ResolvedConfig) -> int:
 
 
 def _ranks_that_divide_experts(config: ResolvedConfig) -> int:
-    """All ranks that have the same experts; with dp_shard, those among the ranks that divide the
-    dense state, if they are whole groups.
-    """
+    """All that have the same; with dp_shard, those that divide the dense state, if they are whole groups."""
     parallel = config.parallel
     inside = parallel.ep * parallel.etp
     near = parallel.tp * parallel.cp * (parallel.dp_shard or parallel.dp)

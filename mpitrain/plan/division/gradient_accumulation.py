@@ -1,7 +1,4 @@
-"""Gradient accumulation: which instructions of a program add to which gradients.
-
-It says, too, when a group of microbatches is complete, and what a sum takes.
-"""
+"""Gradient accumulation: which instructions of a program add to which gradients, and complete a group."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -14,16 +11,10 @@ from mpitrain.schedules.table import Table
 
 
 class BucketLike(Protocol):
-    """A bucket of a stage on one rank, or the plan of one.
-
-    A gradient for each use, and weights that two stages can share.
-    """
+    """A bucket of a stage on one rank, or the plan of one. gradients: one for each use."""
 
     @property
     def plan(self) -> BucketPlan: ...
-
-    @property
-    def weights(self) -> Any: ...
 
     @property
     def gradients(self) -> Sequence[Any]: ...

@@ -118,15 +118,12 @@ class SequencePlacement:
         return np.argsort(chunk_T, kind="stable")
 
     def pieces(self) -> list[tuple[int, slice, slice]]:
-        """Return (rank, slice of what it holds, slice of the sequence) of every chunk.
-
-        This says how shards and the whole fit together.
-        """
-        pieces = []
-        for rank in range(self.size):
-            for i, (begin, end) in enumerate(self.spans(rank)):
-                pieces.append((rank, slice(i * self._chunk, (i + 1) * self._chunk), slice(begin, end)))
-        return pieces
+        """Return (rank, slice of what it holds, slice of the sequence) of every chunk."""
+        return [
+            (rank, slice(i * self._chunk, (i + 1) * self._chunk), slice(begin, end))
+            for rank in range(self.size)
+            for i, (begin, end) in enumerate(self.spans(rank))
+        ]
 
     def tiles(self, rank: int, source: int, in_chunks: bool = False) -> list[Tile]:
         """Return what the queries of `rank` see of the keys of `source`.
@@ -135,21 +132,17 @@ class SequencePlacement:
         in_chunks: each tile is of one chunk of queries and one of keys.
 
         zigzag: an earlier source's early chunk is before all queries; a later source lies between
-        our chunks, before the late one.
+        our chunks, before the late one. plain: causality masks all keys of a later rank.
         """
-        found = self._tiles(rank, source)
-        return self._in_chunks(found) if in_chunks else found
-
-    def _tiles(self, rank: int, source: int) -> list[Tile]:
-        all_here = slice(0, self.length)
-        half = self.length // 2
+        all_here, half = slice(0, self.length), self.length // 2
+        plain = self.name == "plain"
         if source == rank:
-            return [Tile(all_here, all_here, causal=True)]
-        if source < rank:
-            return [Tile(all_here, all_here if self.name == "plain" else slice(0, half))]
-        if self.name == "plain":
-            return []  # causality masks all keys of a later rank
-        return [Tile(slice(half, self.length), all_here)]
+            tiles = [Tile(all_here, all_here, causal=True)]
+        elif source < rank:
+            tiles = [Tile(all_here, all_here if plain else slice(0, half))]
+        else:
+            tiles = [] if plain else [Tile(slice(half, self.length), all_here)]
+        return self._in_chunks(tiles) if in_chunks else tiles
 
     def own_in_two(self) -> tuple[list[Tile], list[Tile]]:
         """Return the tiles of the own keys in two parts of about the same work, to fill two waits.
@@ -163,10 +156,7 @@ class SequencePlacement:
         return [Tile(late, early)], [Tile(early, early, causal=True), Tile(late, late, causal=True)]
 
     def tiles_of_others(self, rank: int, in_chunks: bool = False) -> list[Tile]:
-        """Return what the queries of `rank` see of other ranks' keys.
-
-        The keys are slices of the whole sequence.
-        """
+        """Return what the queries of `rank` see of other ranks' keys, as slices of the whole sequence."""
         tiles = list[Tile]()
         end_before = 0
         for i, (begin, end) in enumerate(self.spans(rank)):
@@ -196,10 +186,17 @@ def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int)
     """Return where the positions of a sequence are for a kind of attention.
 
     It sends nothing. heads, kv_heads: of a rank of tp, the second divides the first.
-    Raises ConfigError for what can't work.
+    Raises ConfigError for what can't work: with ulysses every rank needs the same number of query heads,
+    and whole groups or a part of one.
     """
-    if kind == "ulysses":
-        _require_heads(size, heads, kv_heads)
+    fitting = [c for c in range(1, heads + 1) if heads % c == 0 and (kv_heads % c == 0 or c % kv_heads == 0)]
+    if kind == "ulysses" and size not in fitting:
+        raise ConfigError(
+            f'parallel.context = "ulysses" with cp = {size} spreads {counted(heads, "heads")} and '
+            f"{counted(kv_heads, 'key-value heads')} (those of one tp rank) over {size} ranks: "
+            "cp must divide the heads, and divide or be a multiple of the key-value heads; "
+            f"use cp = {', '.join(map(str, fitting))}, or zigzag, ring or gather"
+        )
     return SequencePlacement(OF_KIND[kind], sequence, size)
 
 
@@ -213,20 +210,4 @@ def placement_of_rows(config: Config, length: int = 0) -> SequencePlacement | No
         return None
     heads = (model.heads or 1) // parallel.tp
     kv_heads = max(1, (model.kv_heads or model.heads or 1) // parallel.tp)
-    length = length or config.data.sequence
-    return placement_of(parallel.context, length, parallel.cp, heads, kv_heads)
-
-
-def _require_heads(size: int, heads: int, kv_heads: int) -> None:
-    """Check that every rank gets the same number of query heads, and whole groups or a part of one.
-
-    Raises ConfigError otherwise.
-    """
-    fitting = [c for c in range(1, heads + 1) if heads % c == 0 and (kv_heads % c == 0 or c % kv_heads == 0)]
-    if size not in fitting:
-        raise ConfigError(
-            f'parallel.context = "ulysses" with cp = {size} spreads {counted(heads, "heads")} and '
-            f"{counted(kv_heads, 'key-value heads')} (those of one tp rank) over {size} ranks: "
-            "cp must divide the heads, and divide or be a multiple of the key-value heads; "
-            f"use cp = {', '.join(map(str, fitting))}, or zigzag, ring or gather"
-        )
+    return placement_of(parallel.context, length or config.data.sequence, parallel.cp, heads, kv_heads)

@@ -12,11 +12,10 @@ from itertools import accumulate
 def balanced_split(costs: tuple[float, ...], ranks: tuple[int, ...], head: float) -> list[int]:
     """Return how many of a row of layers each stage has, at least one; the last stage has the head besides.
 
-    costs: of each layer.
-    ranks: the rank of each stage.
-    head: the cost of the head. Starts even and moves single layers between neighbouring stages as
-    long as that makes the slowest rank and the slowest stage together faster, or, where they stay as slow,
-    all of them more equal.
+    costs: of each layer. ranks: the rank of each stage. head: the cost of the head.
+
+    Starts even and moves single layers between neighbouring stages as long as that makes the slowest rank
+    and the slowest stage together faster, or, where they stay as slow, all of them more equal.
     """
     counts = _even(len(costs), len(ranks))
     best = _unevenness(counts, costs, ranks, head)

@@ -1,5 +1,4 @@
-"""Which layers each stage of a model has, and which of its blocks are computed again, reduced and
-fetched together.
+"""Which layers each stage of a model has, and which blocks are recomputed, reduced and fetched together.
 
 Integers only.
 """
@@ -41,9 +40,7 @@ class StagePlan:
     every: int = 1
 
     def shard(self, rank: int, expert_rank: int = 0) -> Shard:
-        """Return what rank `rank` of the tensor-parallel axis has, `expert_rank` being its rank on
-        the axis `experts`.
-        """
+        """Return what a rank of the tensor-parallel axis has. expert_rank: of the axis `experts`."""
         parallel = self.config.parallel
         dense = Shard(rank, parallel.tp, parallel.sequence) if parallel.tp > 1 else WHOLE
         part, hidden = divmod(expert_rank, parallel.etp)
@@ -60,12 +57,8 @@ class StagePlan:
 
     def _frozen(self, spec: Spec) -> Spec:
         """Return a parameter as optimizer.frozen has it."""
-        patterns = self.config.optimizer.frozen
-        return (
-            replace(spec, frozen=True)
-            if any(fnmatchcase(spec.name, pattern) for pattern in patterns)
-            else spec
-        )
+        frozen = any(fnmatchcase(spec.name, pattern) for pattern in self.config.optimizer.frozen)
+        return replace(spec, frozen=True) if frozen else spec
 
     @cached_property
     def _specs(self) -> dict[Shard, list[list[Spec]]]:
@@ -97,16 +90,14 @@ class StagePlan:
     @cached_property
     def groups(self) -> list[range]:
         """With ZeRO-3 a group is one block: weights are fetched and dropped block by block."""
-        inner = self.inner
         if self.config.memory.recompute not in ("full", "every-k"):
             return []
-        return [inner[i : i + self.every] for i in range(0, len(inner), self.every)]
+        return [self.inner[i : i + self.every] for i in range(0, len(self.inner), self.every)]
 
     @cached_property
     def parts(self) -> list[range]:
         """From the last block to the first; the same on all ranks."""
-        # each with the block before it
-        joined = {block for group in self.groups for block in group[1:]}
+        joined = {block for group in self.groups for block in group[1:]}  # each with the one before it
         return parts_of(self.config, self.specs(self.shard(0)), joined)
 
     def buckets(self, shard: Shard = WHOLE) -> list[BucketPlan]:
@@ -121,12 +112,8 @@ class StagePlan:
 
     @cached_property
     def reduction(self) -> Reduction:
-        """Tell the schedule after which part of the backward each bucket is complete, and over
-        which axes it is summed.
-        """
-        ready, over, then = zip(
-            *((max(bucket.parts), bucket.over, bucket.then) for bucket in self.buckets(self.shard(0)))
-        )
+        """Tell the schedule when each bucket is complete, and over which axes it is summed."""
+        ready, over, then = zip(*((max(b.parts), b.over, b.then) for b in self.buckets(self.shard(0))))
         return Reduction(len(self.parts), ready, over, then)
 
     @cached_property
