@@ -39,13 +39,11 @@ from mpitrain.plan.division.domains import DENSE, DOMAINS
 from mpitrain.plan.settings.dispatch import near_ranks
 from mpitrain.schedules.table import Table
 
-# bytes that a rank tells all others at the end of a step, or less, and more for each number that
-# layers tell
+# most bytes that a rank tells all others at the end of a step, and more for each number of layers
 TOTALS = 1024
-COPIES = "copies"
 METRIC_BYTES = 320
-# what an axis shared by several ranks carries; `data` and `model` by their size, `cp` by the kind
-# of its attention
+COPIES = "copies"
+# what an axis shared by several ranks carries; `data`, `model`: by their size, `cp`: by its attention
 CARRIED = {
     "tp": carried("all_reduce", "all_gather", "reduce_scatter", "shift"),
     "links": carried("send", "receive"),
@@ -92,23 +90,17 @@ ATTENTION = {
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of a layout.
-
-    Who shares one with a rank is computed when it is asked: a layout of 100,000 ranks is these few
-    integers.
+    """The axes of a layout, in few integers: who shares one with a rank is computed when it is asked.
 
     divided: ranks that divide the state among them.
     repeats: neighbours in tp with the same key-value heads.
     ends: pipeline ranks with a copy of the tied embedding.
-    mirrored: there are two copies of the model.
-    matrices: parts of matrices are exchanged.
-    context: the kind of attention over cp.
-    subtrees: data ranks exchange shards of subtrees (plan/division/batch_division.py).
+    mirrored: there are two copies of the model. matrices: parts of matrices are exchanged.
     num_metrics: numbers that layers make besides their outputs (actor/step_totals.py).
-    folded: ep, etp, and ranks that divide the state of experts among them; None: there are no
-    experts.
+    folded: ep, etp, and ranks that divide the state of experts among them; None: no experts.
     near: ranks of the experts on one node, if rows are sent to nodes first; else 0.
     partner: the distance to the rank that keeps a copy of a rank's state; 0: none.
+    subtrees: data ranks exchange shards of subtrees (plan/division/batch_division.py).
     """
 
     grid: Grid
@@ -133,27 +125,24 @@ class Axes:
         part = own % self.divided
         kv = rank - rank % self.repeats
         shard = data[own - part : own - part + self.divided]
-        pp = at["pp"]
-        return (
-            {name: self.grid.group(rank, name) for name in degrees}
-            | {
-                "data": data,
-                "links": self.grid.group(rank, "pp"),
-                "model": self.grid.group(rank, "tp", "pp"),
-                "tied": self._along_pp(rank, pp, self.ends),
-                "mirror": self._along_pp(
-                    rank, pp, sorted({pp, degrees["pp"] - 1 - pp}) if self.mirrored else ()
-                ),
-                "shard": shard,
-                "replicate": data[part :: self.divided],
-                "kv": range(kv, kv + self.repeats),
-                "matrix": tuple(other - at["tp"] + i for i in range(degrees["tp"]) for other in shard)
-                if self.matrices
-                else (rank,),
-            }
-            | ({COPIES: self.partners(rank)} if self.partner else {})
-            | self._expert_axes(rank)
-        )
+        mirror = {at["pp"], degrees["pp"] - 1 - at["pp"]} if self.mirrored else ()
+        axes = {name: self.grid.group(rank, name) for name in degrees} | {
+            "data": data,
+            "links": self.grid.group(rank, "pp"),
+            "model": self.grid.group(rank, "tp", "pp"),
+            "tied": self._along_pp(rank, at["pp"], self.ends),
+            "mirror": self._along_pp(rank, at["pp"], sorted(mirror)),
+            "shard": shard,
+            "replicate": data[part :: self.divided],
+            "kv": range(kv, kv + self.repeats),
+            "matrix": self._matrix(rank, shard, at["tp"], degrees["tp"]),
+        }
+        copies = {COPIES: self.partners(rank)} if self.partner else {}
+        return axes | copies | self._expert_axes(rank)
+
+    def _matrix(self, rank: int, shard: Sequence[int], place: int, size: int) -> tuple[int, ...]:
+        """Return the ranks with parts of the same matrices; `rank` is at `place` of `size` that divide them."""
+        return tuple(other - place + i for i in range(size) for other in shard) if self.matrices else (rank,)
 
     def _expert_axes(self, rank: int) -> dict[str, Sequence[int]]:
         if self.folded is None:
@@ -165,9 +154,6 @@ class Axes:
         alike = range(begin + (rank - begin) % inside, begin + stride, inside)
         part = (rank - begin) // inside
         shard = alike[part // divided * divided :][:divided]
-        matrix = (
-            tuple(other - rank % etp + i for i in range(etp) for other in shard) if self.matrices else (rank,)
-        )
         place = (rank - group) % self.near if self.near else 0
         near = range(rank - place, rank - place + self.near) if self.near else (rank,)
         far = range(group + place, group + inside, self.near) if self.near else (rank,)
@@ -179,7 +165,7 @@ class Axes:
             "experts_far": far,
             domain.shard: shard,
             domain.replicate: alike[part % divided :: divided],
-            domain.matrix: matrix,
+            domain.matrix: self._matrix(rank, shard, rank % etp, etp),
         }
 
     def partners(self, rank: int) -> Sequence[int]:
@@ -187,11 +173,7 @@ class Axes:
         return range(rank % self.partner, self.grid.size, self.partner)
 
     def holders(self, rank: int, replicate: str) -> tuple[int, int | None]:
-        """Return the ranks that copy the part of a domain that `rank` has.
-
-        The first of those that have the same, and the first of these on another node; None: there is
-        no such node.
-        """
+        """Return the first rank with the part of a domain that `rank` has, and the first on another node."""
         first, *others = self.of(rank)[replicate]
         near = self.partner or self.grid.size
         return first, next((other for other in others if other // near != first // near), None)

@@ -8,9 +8,8 @@
     axes      which ranks share what (plan/axes.py)
     sizes     how much of a microbatch a rank has (plan/declared/layer.py)
 
-Made once and given to whoever needs it, or the part of it that they need; nothing is derived again.
-Each part is made when it is first asked for. Ranks that differ only in their place along tp, cp or
-dp are described once.
+Each part is made when it is first asked for. Ranks that differ only in their place along tp, cp or dp
+are described once.
 """
 
 import dataclasses
@@ -194,19 +193,13 @@ class Plan:
 
     def positions(self, cp_rank: int) -> np.ndarray:
         """Return the positions of a sequence that a rank of the context-parallel axis has, [T]."""
-        return (
-            np.arange(self.config.data.sequence)
-            if self.placement is None
-            else self.placement.positions(cp_rank)
-        )
+        whole = np.arange(self.config.data.sequence)
+        return whole if self.placement is None else self.placement.positions(cp_rank)
 
     def activation_shape(self) -> tuple[int, int, int]:
         """Return what travels between stages, [B, T, D]."""
-        divided = (
-            self.table.segments
-            * self.config.parallel.cp
-            * (self.config.parallel.tp if self.config.parallel.sequence else 1)
-        )
+        parallel = self.config.parallel
+        divided = self.table.segments * parallel.cp * (parallel.tp if parallel.sequence else 1)
         return self.config.batch.micro, self.config.data.sequence // divided, self.config.model.width
 
     @cached_property
@@ -236,14 +229,11 @@ class Plan:
 
     def parameters(self) -> list[Spec]:
         """Return every parameter of the model once, whole."""
-        return list(
-            {spec.name: spec for stage in self.stages for block in stage.specs() for spec in block}.values()
-        )
+        specs = (spec for stage in self.stages for block in stage.specs() for spec in block)
+        return list({spec.name: spec for spec in specs}.values())
 
     def stored_weights(self) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-        """Return dtype and shape of every weight by its name in a checkpoint, which has them as the
-        optimiser does.
-        """
+        """Return dtype, the optimiser's, and shape of every weight by its name in a checkpoint."""
         dtype = np.dtype(f"<f{itemsizes_of(self.config)[1]}")
         return {f"parameters/{spec.name}": (dtype, spec.shape) for spec in self.parameters()}
 

@@ -1,7 +1,4 @@
-"""From a configuration to the list of instructions of every rank, and its proof.
-
-No torch is imported for this.
-"""
+"""From a configuration to the list of instructions of every rank, and its proof. No torch."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -27,17 +24,15 @@ class Programs(NamedTuple):
     report: Proof
 
     def other_ends(self, rank: int) -> dict[Action, int]:
-        """Return, for the other end of every message of a pipeline rank, its position in the
-        program that it stands in.
-        """
+        """Return, for the other end of each of a pipeline rank's messages, its position in its program."""
         wanted = {partner(action) for action in self.ranks[rank] if action.kind in (*SENDS, *RECEIVES)}
         return {action: at for program in self.ranks for at, action in enumerate(program) if action in wanted}
 
 
 class LoweredPrograms(NamedTuple):
-    """Programs before their proof: predictions read them, nobody runs them.
+    """Programs before their proof, for predictions, and what they were lowered with.
 
-    The rest is what they were lowered with. reduces: None for an evaluation.
+    reduces: None for an evaluation.
     """
 
     table: Table
@@ -79,14 +74,9 @@ def training(
     # what is left open is settled where links have been measured
     tail = min(config.pipeline.tail or 1, table.num_microbatches)
     head = tail if parallel.zero else 1  # else weights are whole when a step begins
+    pairs = config.pipeline.pairs
     programs = lower(
-        table,
-        reduces,
-        tail=tail,
-        head=head,
-        residency=residency,
-        reduce_each=reduce_each,
-        pairs=config.pipeline.pairs,
+        table, reduces, tail=tail, head=head, residency=residency, reduce_each=reduce_each, pairs=pairs
     )
     if parallel.zero in (1, 2):
         programs = [[*program, SPREAD] for program in programs]
@@ -104,11 +94,7 @@ def evaluation(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]
 
 
 def _refuse_idle_pairs(config: ResolvedConfig, table: Table) -> None:
-    """Raise ConfigError if pairs are to be walked in parts, and there are none, or nothing is
-    walked in parts.
-    """
-    parallel = config.parallel
-    pipeline = config.pipeline
+    parallel, pipeline = config.parallel, config.pipeline
     number = sum(actions.count(PAIR) for actions in table.ranks)
     if pipeline.pairs == "parts" and not (number and (parallel.zero == 3 or parallel.reduce == "microbatch")):
         raise ConfigError(
@@ -135,7 +121,6 @@ def _refuse_idle_stashes(config: ResolvedConfig, table: Table) -> None:
 
 
 def _residency(config: ResolvedConfig, table: Table, stages: Sequence[StagePlan]) -> Residency | None:
-    """Tell when the parameters of ZeRO-3 are fetched and dropped."""
     if config.parallel.zero < 3:
         return None
     uses = tuple(stages[stage % table.depth].uses for stage in range(table.num_stages))

@@ -22,9 +22,8 @@ FIRST = "first_step"
 
 @dataclass(frozen=True)
 class RoutingTrace:
-    """The experts of a run's tokens, by the name of a block's load.
+    """The experts of a run's tokens, by the name of a block's load, [S, sequences, T, K].
 
-    [S, sequences, T, K].
     first: the step of the first of S.
     """
 
@@ -66,10 +65,7 @@ class RoutingTrace:
 
 @dataclass(frozen=True)
 class Routes:
-    """The routing of one microbatch: what is replayed of it, and where it is recorded.
-
-    rows: its sequences.
-    """
+    """The routing of one microbatch, of sequences `rows`: what is replayed, and where it is recorded."""
 
     step: int
     rows: range

@@ -19,23 +19,13 @@ from mpitrain.plan.routing import FIRST, RoutingTrace
 MOST_BYTES = 1 << 30
 # what zipfile and numpy raise for a file of another kind
 NOT_A_TRACE = (
-    ValueError,
-    KeyError,
-    zipfile.BadZipFile,
-    EOFError,
-    MemoryError,
-    RuntimeError,
-    struct.error,
-    zlib.error,
+    *(ValueError, KeyError, EOFError, MemoryError, RuntimeError),
+    *(zipfile.BadZipFile, struct.error, zlib.error),
 )
 
 
 def read(config: ResolvedConfig, loads: list[Spec]) -> RoutingTrace:
-    """Read experts.replay.
-
-    Raises ConfigError unless it has the experts of every token of a step, for each block that has
-    some.
-    """
+    """Read experts.replay. Raises ConfigError unless it has the experts of every token for all `loads`."""
     path = config.experts.replay
     name = f'experts.replay = "{shown(path)}"'
     try:
@@ -56,7 +46,6 @@ def read(config: ResolvedConfig, loads: list[Spec]) -> RoutingTrace:
 
 
 def _unpacked(content: bytes, blocks: list[str], name: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return the experts of each block, and the first step."""
     packed = io.BytesIO(content)
     if sum(member.file_size for member in zipfile.ZipFile(packed).infolist()) > MOST_BYTES:
         raise ConfigError(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from functools import cache, cached_property
 from typing import Any, TypeVar
 
-from mpitrain.plan.declared.layer import Layer, Sizes, cache_bytes_of
+from mpitrain.plan.declared.layer import Layer, Sizes, Working, cache_bytes_of
 from mpitrain.plan.division.sequence import OF_KIND, SequencePlacement
 from mpitrain.plan.division.stages import StagePlan
 
@@ -40,9 +40,9 @@ class Activations:
         self.blocks = range(len(stage.blocks))
         self.offloaded = offloaded or self.config.memory.offload in ("activations", "all")
         # computed once: a program asks again for each microbatch and part. The stage holds its layers
-        self.kept_by = _cached(lambda layer, segment: layer.kept(sizes, segment))  # its forward leaves
-        self.left_by = _cached(lambda layer: layer.left(sizes))  # its I leaves for its W
-        self.working_of = _cached(lambda layer: layer.working(sizes))
+        self.kept_by: Callable[[Layer, int], int] = _cached(lambda layer, segment: layer.kept(sizes, segment))
+        self.left_by: Callable[[Layer], int] = _cached(lambda layer: layer.left(sizes))
+        self.working_of: Callable[[Layer], Working] = _cached(lambda layer: layer.working(sizes))
         self.kept = cache(self._kept)
         self.left = cache(self._left_of)
 

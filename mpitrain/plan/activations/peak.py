@@ -48,8 +48,6 @@ def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, A
 
 
 class _MemoryPlayer:
-    """What microbatches hold while a program is played."""
-
     def __init__(self, instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]):
         self._table = table
         self._stages = stages
@@ -134,18 +132,18 @@ def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Act
         stages = {number: formulas.sent for number, formulas in stages.items()}
     last = {action[:3]: action for action in instructions if action.kind in ("B", "I")}
     recomputed = {action[1:3] for action in instructions if action.kind == "R"}
-    held = Counter[tuple[int, int]]()
-    most = Counter[tuple[int, int]]()
-    together = Counter[int]()
+    held, most = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
+    of_stage, together = Counter[int](), Counter[int]()
     for action in instructions:
+        key = action.stage, action.index % table.segments
         if action.kind == ("R" if action[1:3] in recomputed else "F") and not action.part:
-            held[action.stage, action.index % table.segments] += 1
+            held[key] += 1
+            of_stage[action.stage] += 1
             most |= held
-            together[action.stage] = max(
-                together[action.stage], sum(n for (stage, _), n in held.items() if stage == action.stage)
-            )
+            together |= of_stage
         elif last.get(action[:3]) == action:
-            held[action.stage, action.index % table.segments] -= 1
+            held[key] -= 1
+            of_stage[action.stage] -= 1
     keys = {stage: stages[stage].on_host(1) - stages[stage].on_host(0) for stage in together}
     total = sum((stages[stage].on_host(0) - keys[stage]) * count for stage, count in together.items())
     return total + sum(keys[stage] * (segment + 1) * count for (stage, segment), count in most.items())

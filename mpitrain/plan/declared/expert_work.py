@@ -53,15 +53,11 @@ def experts_work(
 
 
 def _shared_width(experts: ResolvedExperts) -> int:
-    """Return the hidden units of the shared experts, which are one feed-forward."""
     return (experts.shared or 0) * experts.width
 
 
 def _dispatched(layout: StepLayout, experts: ResolvedExperts, once: int, load: float) -> Volumes:
-    """Return what experts' rows travel by: a copy for each expert, or every token to all ranks.
-
-    once: bytes of each token's row. load: of the rank that receives most.
-    """
+    """Return what experts' rows travel by. once: bytes of each token's row."""
     if layout.ep == 1:
         return ()
     if layout.dispatch == "allgather":

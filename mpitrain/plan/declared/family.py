@@ -1,9 +1,5 @@
 """A family of models: one object, in one file of model/families/ or in a module of the user's own
-(plugins.py).
-
-It says of which layers a model is made; which keys of the tables `attention` and `experts` it has,
-and their values where none is given; the sizes that were published. Nobody else knows families by
-name.
+(plugins.py). Nobody else knows families by name.
 """
 
 import json

@@ -200,8 +200,7 @@ Value = TypeVar("Value")
 class Fields:
     """The fields of a config.json, while a family reads them. Every mistake raises ConfigError.
 
-    tree: the file's object.
-    where: its path, for messages.
+    tree, where: the file's object, and its path.
     keys: what they become, by our keys: {"model.width": 576}.
     lines: of the report, one for each key.
     """
@@ -262,9 +261,7 @@ class Fields:
         return self._given(name, value, to)
 
     def only(self, name: str, *allowed: Any) -> None:
-        """Refuse a field unless it has one of these values; absent means the first, and null, but false for
-        true.
-        """
+        """Refuse a field unless it has one of these values; absent means the first, null too unless true."""
         value = self.take(name, allowed[0], null=False if allowed[0] is True else REQUIRED)
         if not any(_same(value, choice) for choice in allowed):
             what = "it may be" if name in self.tree else "absent, it means another model: add it, as"
@@ -299,9 +296,7 @@ class Fields:
     def _given(self, name: str, value: Value, to: str) -> Value:
         if to:
             stated = self.tree.get(name)
-            self.give(
-                to, value, f"{name}" if stated is not None else f"{name} is absent: the class's default"
-            )
+            self.give(to, value, name if stated is not None else f"{name} is absent: the class's default")
         return value
 
     # ------------------------------------------------------------ rotary positions
@@ -374,7 +369,6 @@ class Fields:
 
 
 def _is_of_rope(key: str, value: Any) -> bool:
-    """Return whether a value can be that of a key of rotary positions."""
     if key == "truncate":
         return isinstance(value, bool)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

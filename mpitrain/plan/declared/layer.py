@@ -1,10 +1,7 @@
-"""What a layer says of itself, once, and a family, which is a list of layers.
+"""What a layer says of itself, once: shapes, memory, FLOPs, what it sends. model/layers/ has the layers.
 
-Integers only; model/layers/ has the layers.
-
-From this follow the shapes, shards and initial values of parameters, buckets, stages and their
-balance, memory, FLOPs, what is sent, and checkpoints; from the items that a layer builds, what is
-computed.
+Integers only. Buckets, stages and their balance, predictions and checkpoints follow from it; from the
+items that a layer builds, what is computed.
 """
 
 from abc import abstractmethod
@@ -24,16 +21,12 @@ from mpitrain.plan.declared.work import PartWork, work_by_parameters
 
 
 def is_loss(name: str) -> bool:
-    """Return whether a number that a layer makes besides its output is a sum over tokens that is
-    reported as a mean.
-    """
+    """Return whether a metric of a layer is a sum over tokens that is reported as a mean."""
     return name.endswith("_loss")
 
 
 class Working(NamedTuple):
-    """The bytes that a layer's computation takes at most, beside what it keeps, what it is given
-    and what it hands on.
-    """
+    """Most bytes of a layer's computation, beside what it keeps, what it is given and what it hands on."""
 
     forward: int
     backward: int
@@ -81,28 +74,21 @@ class Layer(Protocol):
 
     @abstractmethod
     def working(self, sizes: "Sizes") -> Working:
-        """Return what its forward and its backward work with.
-
-        The backward frees what was kept only as it goes.
-        """
+        """Return what its forward and its backward work with; that frees what was kept only as it goes."""
 
     def history(self, sizes: "Sizes") -> int:
         """Return the bytes that a segment of a sequence leaves for later segments."""
         return 0
 
     def cache_bytes(self, positions: int, itemsize: int) -> int | None:
-        """Return the bytes of the keys and values of a text that it caches for generation.
-
-        itemsize: of an activation.
-        """
+        """Return the bytes of the keys and values of a text that it caches for generation."""
         return 0
 
     @abstractmethod
     def traffic(self, sizes: "Sizes") -> tuple[Traffic, ...]:
         """Return what each of its items starts for a microbatch, in the order of the forward.
 
-        Operation, axis and bytes, of forward and backward: what it sends is this, and nothing else
-        says it. Rows to experts are counted as if tokens chose evenly.
+        Rows to experts are counted as if tokens chose evenly.
         """
 
     def work(self, layout: StepLayout, load: float) -> PartWork | None:
@@ -115,8 +101,9 @@ class Layer(Protocol):
 
     @abstractmethod
     def items(self, own: Mapping[str, Any], site: Any) -> list[Any]:
-        """Build what computes: the items of a walk (parallel/walk.py), of parameters by name,
-        where `site` says (model/build_context.py).
+        """Build what computes: the items of a walk (parallel/walk.py), of parameters by name.
+
+        site: where (model/build_context.py).
         """
 
 
@@ -124,10 +111,7 @@ Block = tuple[Layer, ...]
 
 
 def cache_bytes_of(layer: Layer, positions: int, itemsize: int) -> int | None:
-    """Return the bytes of the keys and values of a text that `layer` caches for generation.
-
-    None: it has no method `cache_bytes`, and the whole text must be computed anew for each token.
-    """
+    """Return layer.cache_bytes(); None: it has no such method, and each token needs the whole text anew."""
     declared = getattr(layer, "cache_bytes", None)
     return None if declared is None else declared(positions, itemsize)
 
@@ -157,7 +141,6 @@ class Placed(NamedTuple):
 
 
 def _key(block: Block) -> Hashable:
-    """Return what is equal of blocks that are alike; a layer of a user's own may be like itself alone."""
     try:
         hash(block)
     except TypeError:
@@ -205,7 +188,7 @@ class ModelLayers:
 
     @cached_property
     def _keys(self) -> list[Hashable]:
-        """What is equal of blocks that are alike."""
+        """What is equal of blocks that are alike; a layer of a user's own may be like itself alone."""
         return [_key(block) for block in self.blocks]
 
     def parameters(self) -> Iterator[tuple[Spec, int]]:
@@ -234,10 +217,7 @@ class ModelLayers:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What formulas of memory are given: how much of a microbatch one rank has, and where.
-
-    segments: into which its sequence is cut.
-    """
+    """What formulas of memory are given: how much of a microbatch, in `segments`, one rank has, and where."""
 
     config: ResolvedConfig
     segments: int = 1
@@ -296,9 +276,7 @@ class Sizes:
     def gated(self, itemsize: int, silu: bool = True) -> int:
         """Return what a gated product and the product after it keep of a hidden unit.
 
-        gate, up, silu(gate), and what is multiplied.
-
-        itemsize: of a number that the product after it keeps.
+        gate, up, silu(gate), and what is multiplied, `itemsize` bytes a number.
         silu: another activation isn't kept, but made again.
         """
         if self.selective:
@@ -307,13 +285,9 @@ class Sizes:
         return (2 if made_again else 3) * self.itemsize + itemsize
 
     def probabilities(self, heads: int, width: int) -> int:
-        """Return what attention in bf16 on a CPU keeps of a microbatch besides.
+        """Return what attention in bf16 on a CPU keeps of a microbatch besides. width: of a head.
 
-        heads: of this rank.
-        width: of one.
-
-        None in fp16: it depends on the processor whose attention is taken there, and a plan knows
-        none.
+        None in fp16, where it depends on the processor, and a plan knows none.
         """
         config = self.config
         ours = config.precision.compute in ("bf16", "fp8") and not self.on_gpu and config.parallel.cp == 1
@@ -323,17 +297,11 @@ class Sizes:
         return config.batch.micro * heads * probabilities.count(self.length) * self.itemsize
 
     def norm(self, width: int) -> int:
-        """Return what a norm keeps of a position.
-
-        What has the norm 1, and its factor, which is fp32 at least.
-        """
+        """Return what a norm keeps of a position: what has the norm 1, and its factor, fp32 at least."""
         return width * self.itemsize + self.wide
 
     def normed(self, width: int, itemsize: int, kind: NormKind = NormKind.RMS) -> int:
-        """Return what a norm and the products after it keep of their input.
-
-        itemsize: of a number that the products keep.
-        """
+        """Return what a norm and the products after it keep of their input, `itemsize` bytes a number."""
         if self.regathers:
             position_bytes = width * self.itemsize if kind is NormKind.NONE else self.norm(width)
             return self.shared * position_bytes
@@ -352,9 +320,7 @@ class Sizes:
         return self.shared * width * self.itemsize
 
     def gathered(self, width: int) -> int:
-        """Return the bytes of the same tensor of all ranks of tp, which a layer gathers before it
-        computes and scatters after.
-        """
+        """Return the same of all ranks of tp, which a layer gathers before it computes and scatters after."""
         return self.positions * width * self.itemsize if self.tp > 1 else 0
 
     def regathered(self, width: int) -> int:

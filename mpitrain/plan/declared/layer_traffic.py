@@ -14,12 +14,14 @@ Items = tuple[Traffic, ...]
 
 def into(sizes: Sizes, width: int) -> Traffic:
     """Return what brings activations of a width to a layer that tp divides."""
-    return communication("gather" if _by_sequence(sizes) else "copy", "tp", sizes.gathered(width))
+    name = "gather" if sizes.config.parallel.sequence else "copy"
+    return communication(name, sizes.gathered(width))
 
 
 def out(sizes: Sizes, width: int) -> Traffic:
     """Return what brings the partial results of such a layer back."""
-    return communication("scatter" if _by_sequence(sizes) else "sum", "tp", sizes.gathered(width))
+    name = "scatter" if sizes.config.parallel.sequence else "sum"
+    return communication(name, sizes.gathered(width))
 
 
 def between(
@@ -33,15 +35,10 @@ def between(
     if sizes.tp == 1:
         return tuple(inner)
     gathered = into(sizes, width_before or width)
-    if sizes.regathers:
-        return _regather(gathered, inner), out(sizes, width)
+    if sizes.regathers:  # one item, whose backward gathers its input again (model/regather.py)
+        whole = in_one((gathered, *inner))
+        return Traffic(whole.forward, gathered.forward + whole.backward), out(sizes, width)
     return *_norm_alone(sizes, normed), gathered, *inner, out(sizes, width)
-
-
-def _regather(gathered: Traffic, inner: Iterable[Traffic]) -> Traffic:
-    """Return what one item starts whose backward gathers its input again (model/regather.py)."""
-    whole = in_one((gathered, *inner))
-    return Traffic(whole.forward, gathered.forward + whole.backward)
 
 
 def residual(sizes: Sizes, width: int) -> Items:
@@ -52,7 +49,6 @@ def residual(sizes: Sizes, width: int) -> Items:
 def sublayer(sizes: Sizes, width: int, *, normed: bool = True, num_after: int = 0) -> Items:
     """Return the same, of an item that treats each position alone.
 
-    normed: there is a norm before it.
     num_after: items after the sum, such as a bias.
     """
     items = between(sizes, (LOCAL,), width, normed=normed)
@@ -80,7 +76,9 @@ def attended(
     with_width_norms: tp divides norms of all heads together.
     """
     over_cp = attention_over_cp(sizes, heads)
-    norms = (_width_norms(sizes),) if with_width_norms and sizes.tp > 1 else ()
+    # two numbers a position, each way (model/width_norm.py)
+    sums = (Started("all_reduce", "tp", 2 * sizes.positions * sizes.wide),)
+    norms = (Traffic(sums, sums),) if with_width_norms and sizes.tp > 1 else ()
     if by_chunks(sizes):
         before = chunked("tp", sizes.tp, gathered=sizes.stream(width_before))
         output_sum = chunked("tp", sizes.tp, scattered=sizes.stream(width))
@@ -116,16 +114,6 @@ def by_chunks(sizes: Sizes) -> bool:
     return sizes.tp > 1 and sizes.config.parallel.async_tp
 
 
-def _by_sequence(sizes: Sizes) -> bool:
-    return sizes.config.parallel.sequence
-
-
 def _norm_alone(sizes: Sizes, normed: bool) -> Items:
     """Return the norm as an item of its own, before what tp sends; else the item after it has it."""
     return (LOCAL,) if normed and sizes.tp > 1 else ()
-
-
-def _width_norms(sizes: Sizes) -> Traffic:
-    """Return two numbers a position, each way (model/width_norm.py)."""
-    sums = Started("all_reduce", "tp", 2 * sizes.positions * sizes.wide)
-    return Traffic((sums,), (sums,))

@@ -54,8 +54,7 @@ class OptimizerKind:
 
     def resolve(self, settings: OptimizerTable) -> OptimizerTable:
         """Fill in the keys that it has. Raises ConfigError for one that it would ignore."""
-        values = {key: getattr(settings, key) for key in OPEN}
-        given = {key: value for key, value in values.items() if value is not None}
+        given = {key: getattr(settings, key) for key in OPEN if getattr(settings, key) is not None}
         for key, value in given.items():
             if key not in self.keys:
                 having = f"which has {', '.join(self.keys) or 'no keys'}"
@@ -75,7 +74,6 @@ class OptimizerKind:
         return resolved
 
     def _refuse_narrow(self, settings: OptimizerTable) -> None:
-        """Raise ConfigError for moments in bf16 where there are none, or too many."""
         most = max(len(self.moments(settings, group)) for group in GROUPS)
         if not most:
             why = "optimizer.momentum = 0" if settings.momentum == 0 else _named(settings)

@@ -208,28 +208,20 @@ def matrix(
 def stack(
     name: str, experts: int, rows: int, columns: int, divided: int, *, std: float = STD, active: float
 ) -> Spec:
-    """Return a matrix for each expert, of which expert tensor parallelism divides one dim.
-
-    active: share of them that a token meets.
-    """
+    """Return a matrix for each expert, of which expert tensor parallelism divides one dim."""
     return Spec(
         name, (experts, rows, columns), std, divided=1 + divided, domain=EXPERT, group="matrix", active=active
     )
 
 
 def product_flops(specs: Iterable[Spec]) -> float:
-    """Return the FLOPs of a token, forward and backward, in products with its active share of the
-    matrices between layers.
-    """
+    """Return the FLOPs of a token, forward and backward, in products with matrices between layers."""
     return 6.0 * sum(spec.numel * spec.active for spec in specs if spec.group == "matrix")
 
 
 def residual_std(depth: int) -> float:
-    """Return the standard deviation of a projection back into a residual stream to which `depth` of
-    them add (GPT-2, section 2.3).
-    """
-    root: float = depth**0.5
-    return STD / root
+    """Return the std of one of `depth` projections into a residual stream (GPT-2, section 2.3)."""
+    return float(STD / depth**0.5)
 
 
 def itemsizes_of(config: Config) -> tuple[int, int]:

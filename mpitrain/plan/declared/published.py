@@ -1,8 +1,4 @@
-"""Public models by name, each with its source: presets of families, and sizes that tables of
-measurements are about.
-
-`mpitrain plan backtest` predicts the steps of all of them.
-"""
+"""Public models by name, each with its source: `mpitrain plan backtest` predicts the steps of all of them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,10 +12,7 @@ Keys = Mapping[str, Any]
 
 
 class PublishedModel(NamedTuple):
-    """A model by the keys that say what it is, over those of its preset.
-
-    model, attention, experts: keys of these tables.
-    """
+    """A model by the keys of three tables that say what it is, over those of its preset."""
 
     name: str
     model: Keys
@@ -150,10 +143,7 @@ _BY_LETTERS = {_letters(name): name for name in PUBLISHED} | _ALIASES
 
 
 def find_published(name: str) -> PublishedModel:
-    """Return a public model by its name, however it is spelt.
-
-    Raises ConfigError for one that isn't known, with the nearest.
-    """
+    """Return a public model by its name, however it is spelt. Raises ConfigError with the nearest."""
     letters = _letters(name)
     if letters in NOT_A_TRANSFORMER:
         raise ConfigError(f"model {shown(name)}: {NOT_A_TRANSFORMER[letters]}; leave it out")

@@ -1,10 +1,8 @@
 """Types of a resolved configuration: which keys `resolve` (plan/settings/resolve.py) has always filled.
 
-A key that a file may leave out is `X | None` in config.py, and so it is in `Config`. The classes
-below say of which keys the None is gone; a key that only some families or schedules have is still
-`X | None`. They are for mypy and for readers. At run time they are the classes of config.py:
-nothing is built twice, and a resolved configuration is equal to what a run's config.toml is read
-as.
+A key that a file may leave out is `X | None` in `Config`; the classes below say, for mypy and readers,
+of which keys the None is gone. At run time they are the classes of config.py, so that a resolved
+configuration is equal to what a run's config.toml is read as.
 """
 
 from typing import TYPE_CHECKING, Any, TypeVar

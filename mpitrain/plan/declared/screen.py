@@ -26,10 +26,7 @@ WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"(?:\\.|[^"\\])*"|['"])+""")
 
 
 def columns(stream: TextIO | None = None) -> int:
-    """Return the columns that printed lines have room in; 0 where no terminal shows them.
-
-    stream: standard output if not given.
-    """
+    """Return the columns that lines printed to a stream, or standard output, have; 0: no terminal."""
     if asked := os.environ.get("COLUMNS", ""):
         return max(int(asked), LEAST) if asked.isdecimal() else 0
     stream = stream or sys.stdout
@@ -44,9 +41,8 @@ def columns(stream: TextIO | None = None) -> int:
 def folded(text: str, width: int) -> str:
     """Break lines that are longer than `width` columns between words.
 
-    A continuation is indented to where its text begins. Commands continue after a backslash, so that they can
-    be copied.
-    A word that is longer stays whole, and JSON as it is. width: 0 for lines of any length.
+    A continuation is indented to where its text begins; commands continue after a backslash. A word that is
+    longer stays whole, and JSON as it is. width: 0 for lines of any length.
     """
     if not width or text.startswith(("{", "[\n")) or all(len(line) <= width for line in text.split("\n")):
         return text

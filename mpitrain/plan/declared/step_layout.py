@@ -28,27 +28,22 @@ class ExpertLoad(Protocol):
 
 
 class StepLayout(NamedTuple):
-    """A layout of a step.
+    """A layout of a step. compute, reduce, context, gather: as these keys of precision and parallel.
 
     batch: sequences of a step over all ranks. micro: of a microbatch. chunks: stages a rank.
-    sharded: ranks that share the state of ZeRO; 0: all data ranks. schedule: of
-    schedules/catalog.py.
-    compute: type of numbers, as precision.compute.
+    sharded: ranks that share the state of ZeRO; 0: all data ranks.
     wire_bytes, gradient_bytes: of a gradient's number on the wire, and where it is kept.
     flash: attention keeps no scores. fused: losses and activations are one kernel each (compile).
     overlapped: collectives of data ranks travel under computation. tp_overlap: those of tp, the
     share.
-    offload_optimizer: master weights and moments are in host memory. offload_activations: these wait
-    there.
-    segments: of each sequence, for a schedule that cuts it. reduce: of gradients, as
-    parallel.reduce.
+    offload_optimizer: master weights and moments are in host memory.
+    segments: of each sequence, for a schedule that cuts it.
     dispatch: of experts: "alltoall", a copy for each expert; "hierarchical", one for each node;
     "allgather", every token to all ranks. hides_dispatch: it travels under another microbatch's
     computation (arXiv:2412.19437, section 3.2.1).
     narrow_gathers: with products in fp8, tp and ZeRO gather fp8.
     regathers: a backward gathers the input of tp's products again instead of keeping it whole,
-    where it can. context: of cp, as parallel.context. gather: of ZeRO-3's weights, as
-    parallel.gather.
+    where it can.
     again: share of products that selective recomputation runs again. core_again: it runs attention
     proper again though no scores are kept.
     stages: blocks of each, as pipeline.stages; None: balanced.
@@ -118,10 +113,7 @@ class StepLayout(NamedTuple):
 
     @property
     def sums_each(self) -> bool:
-        """Whether gradients are summed over data ranks after each microbatch, not once for all.
-
-        plan/settings/resolve.py settles parallel.reduce so: open, they are with ZeRO-2 and ZeRO-3.
-        """
+        """Whether gradients are summed over data ranks after each microbatch (plan/settings/resolve.py)."""
         return self.zero >= 2 if self.reduce == "auto" else self.reduce == "microbatch"
 
     @property

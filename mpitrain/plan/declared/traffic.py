@@ -43,8 +43,7 @@ ADJOINT = {"copy": "sum", "sum": "copy", "gather": "scatter", "scatter": "gather
 class Traffic:
     """What an item of a block starts in its forward, and in its backward for inputs; each in order.
 
-    has_weights: whether its backward hands over weight gradients, if only of some: a communication
-    has none.
+    has_weights: its backward hands over weight gradients, if only of some.
     """
 
     forward: tuple[Started, ...] = ()
@@ -63,10 +62,10 @@ def in_one(items: Iterable[Traffic]) -> Traffic:
     return Traffic(forward, backward)
 
 
-def communication(name: str, axis: str, num_bytes: int) -> Traffic:
-    """Return what a communication of a layer starts. num_bytes: of the longer one of its two buffers."""
+def communication(name: str, num_bytes: int) -> Traffic:
+    """Return what a communication of tp starts. num_bytes: of the longer one of its two buffers."""
     forward, backward = (
-        (Started(OPERATION[way], axis, num_bytes),) if way in OPERATION else ()
+        (Started(OPERATION[way], "tp", num_bytes),) if way in OPERATION else ()
         for way in (name, ADJOINT[name])
     )
     return Traffic(forward, backward, has_weights=False)
@@ -99,10 +98,7 @@ def attention(
 ) -> Traffic:
     """Return what one attention of `kind` starts on every rank of an axis of `size` ranks.
 
-    batch: sequences.
-    heads, kv_heads: those of this rank, so divided by tp.
-    sequence: the whole.
-    itemsize: bytes per number.
+    heads, kv_heads: those of this rank, so divided by tp. sequence: the whole.
     """
     elements = batch * sequence // size * head_width  # of one head
     kv = 2 * kv_heads * elements

@@ -14,7 +14,7 @@ layer's own widths.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpitrain.plan.declared.parameters import EXPERT, ROWS, Spec
 from mpitrain.plan.declared.step_layout import StepLayout
@@ -50,9 +50,7 @@ Volumes = tuple[MessageVolume, ...]
 
 
 class AttentionCore(NamedTuple):
-    """Attention of a microbatch on one rank: FLOPs of its forward, numbers of the scores, width of a head,
-    keys that a query may see.
-    """
+    """Attention of a microbatch on one rank. flops: of its forward. length: keys that a query may see."""
 
     flops: int = 0
     scores: int = 0
@@ -172,27 +170,15 @@ def with_norm(work: PartWork, layout: StepLayout, width: int) -> PartWork:
 
 def together(works: Sequence[PartWork]) -> PartWork:
     """Return what several parts do, one after the other. Their attention has the sizes of the first."""
-    cores = [work.core for work in works if work.core.flops]
-    core = cores[0] if cores else AttentionCore()
-    flops, scores = (
-        sum(getattr(attention_core, name) for attention_core in cores) for name in ("flops", "scores")
-    )
-    core = core._replace(flops=flops, scores=scores)
-    sent, returned, again = (
-        tuple(volume for work in works for volume in getattr(work, way))
-        for way in ("forward", "backward", "regathered")
-    )
-    return PartWork(
-        tuple(product for work in works for product in work.products),
-        core,
-        sum(work.pass_bytes for work in works),
-        sum(work.kernels for work in works),
-        sent,
-        returned,
-        again,
-        sum(work.kept for work in works),
-        sum(work.awaited for work in works),
-    )
+    cores = [work.core for work in works if work.core.flops] or [AttentionCore()]
+    core = cores[0]._replace(flops=sum(one.flops for one in cores), scores=sum(one.scores for one in cores))
+    joined: dict[str, Any] = {
+        name: tuple(item for work in works for item in getattr(work, name))
+        for name in ("products", "forward", "backward", "regathered")
+    }
+    for name in ("pass_bytes", "kernels", "kept", "awaited"):
+        joined[name] = sum(getattr(work, name) for work in works)
+    return PartWork(core=core, **joined)
 
 
 def work_by_parameters(specs: Sequence[Spec], core_flops: float, layout: StepLayout, width: int) -> PartWork:
@@ -240,20 +226,18 @@ def input_bytes(layout: StepLayout, width: int) -> int:
 
 
 def around(layout: StepLayout, gathered: int, scattered: int) -> tuple[Volumes, Volumes]:
-    """Return what tp sends around the products of a half of a block, forward and backward, of so many
-    bytes before and after them.
-    """
+    """Return what tp sends around the products of half a block, forward and backward. In bytes."""
     if layout.tp == 1:
         return (), ()
     before, after = ("gather", "scatter") if layout.sequence_parallel else ("copy", "sum")
-    return _volumes(in_one((communication(before, "tp", gathered), communication(after, "tp", scattered))))
+    return _volumes(in_one((communication(before, gathered), communication(after, scattered))))
 
 
 def at_an_end(name: str, layout: StepLayout, width: int) -> tuple[Volumes, Volumes]:
     """Return what tp sends at an end of the model, forward and backward. name: of the communication."""
     if layout.tp == 1:
         return (), ()
-    return _volumes(communication(name, "tp", layout.positions * width * layout.item))
+    return _volumes(communication(name, layout.positions * width * layout.item))
 
 
 def regathered(layout: StepLayout, num_bytes: int) -> Volumes:
@@ -264,7 +248,6 @@ def regathered(layout: StepLayout, num_bytes: int) -> Volumes:
 
 
 def _volumes(traffic: Traffic) -> tuple[Volumes, Volumes]:
-    """Return what is declared (plan/declared/traffic.py) as volumes, forward and backward."""
     forward, backward = (
         tuple(MessageVolume(*started) for started in way) for way in (traffic.forward, traffic.backward)
     )
@@ -272,7 +255,6 @@ def _volumes(traffic: Traffic) -> tuple[Volumes, Volumes]:
 
 
 def _over_cp(layout: StepLayout, heads: HeadSizes) -> tuple[Volumes, Volumes]:
-    """Return what cp sends, forward and backward."""
     if layout.cp == 1:
         return (), ()
     own = {"heads": heads.queries, "kv_heads": heads.kv, "head_width": heads.width, "itemsize": layout.item}

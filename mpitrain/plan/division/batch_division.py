@@ -105,7 +105,6 @@ class BatchDivision(NamedTuple):
 
     @property
     def num_groups(self) -> int:
-        """The groups of the tree."""
         return self.num_microbatches // odd_part(self.num_microbatches) if self.num_microbatches else 0
 
     @property

@@ -1,6 +1,6 @@
 """Which parameters of a stage are stored, reduced and fetched together.
 
-Integers and names only, like mpitrain/plan/declared/parameters.py.
+Integers and names only.
 
 The backward of a stage is divided into parts, from the last block to the first, and the parameters
 of a part are a bucket: when a part is done for the last microbatch, its bucket is complete and can
@@ -43,7 +43,6 @@ class BucketPlan(NamedTuple):
 
     over, then: the axes their gradients are summed over before the data axis, and after it: `tied`,
     `tp`, `kv`, `mirror`.
-    domain: says over which axes their state is divided (plan/division/domains.py).
     """
 
     specs: tuple[Spec, ...]

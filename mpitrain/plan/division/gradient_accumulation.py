@@ -11,10 +11,16 @@ from mpitrain.schedules.table import Table
 
 
 class BucketLike(Protocol):
-    """A bucket of a stage on one rank, or the plan of one. gradients: one for each use."""
+    """A bucket of a stage on one rank, or the plan of one.
+
+    gradients: one for each use. weights: two stages can share them.
+    """
 
     @property
     def plan(self) -> BucketPlan: ...
+
+    @property
+    def weights(self) -> Any: ...
 
     @property
     def gradients(self) -> Sequence[Any]: ...

@@ -24,10 +24,8 @@ class StagePlan:
 
     Its first and last block can be part of one, of which another stage has the rest.
 
-    blocks: in forward order.
-    copies: of the model, in the pipeline.
-    every: blocks of a group.
-    groups: runs of blocks that are recomputed together.
+    blocks: in forward order. copies: of the model, in the pipeline.
+    groups: runs of `every` blocks that are recomputed together.
     parts: of the backward, runs of blocks too.
     """
 
@@ -56,7 +54,6 @@ class StagePlan:
         return self._specs[shard]
 
     def _frozen(self, spec: Spec) -> Spec:
-        """Return a parameter as optimizer.frozen has it."""
         frozen = any(fnmatchcase(spec.name, pattern) for pattern in self.config.optimizer.frozen)
         return replace(spec, frozen=True) if frozen else spec
 

@@ -44,13 +44,9 @@ def with_heads(model: ResolvedModel, family: ModelFamily, kv_heads: int | None) 
 def resolve_attention(
     table: AttentionTable, model: ResolvedModel, family: ModelFamily, preset: Mapping[str, Any]
 ) -> ResolvedAttention:
-    """Fill in what the table `attention` left open.
-
-    Raises ConfigError for what would do nothing, and for what can't be.
-    """
+    """Fill in what the table `attention` left open. Raises ConfigError for what can't be, or does nothing."""
     known = family.attention
-    values = msgspec.structs.asdict(table)
-    given = {key: value for key, value in values.items() if value is not None}
+    given = {key: value for key, value in msgspec.structs.asdict(table).items() if value is not None}
     family.refuse_unused(model.family, "attention", given, NEUTRAL["attention"])
     keys = {**known, **{key: value for key, value in preset.items() if key in known}, **given}
     scalings = [name for name, key in SCALINGS.items() if key in known]
@@ -71,10 +67,7 @@ def _scaling(
 ) -> dict[str, Any]:
     """Return the keys of a scaling of rotary positions that have no effect: all of them if it is off.
 
-    known: the keys of the family.
-
-    Raises ConfigError for one of them that is given then, and for a factor without the length that
-    it is a multiple of.
+    Raises ConfigError for one of them that is given then, and for a factor without its length.
     """
     turned_on_by, length = SCALINGS[name], f"{name}_length"
     others = [key for key in known if key.startswith(f"{name}_") and key != turned_on_by]

@@ -115,7 +115,7 @@ class Dispatch:
     @property
     def limit(self) -> int:
         """Rows that a rank holds at once, as the rank of experts, and as one that sends on in its node."""
-        return rows_at_once(self.config, self.config.experts, self.config.parallel, self.segments)
+        return rows_at_once(self.config, self.segments)
 
     @property
     def columns(self) -> int:

@@ -36,23 +36,19 @@ def resolve_experts(
     table: ExpertsTable, model: ResolvedModel, family: ModelFamily, preset: Mapping[str, Any]
 ) -> ResolvedExperts:
     """Fill in what the table `experts` left open. Raises ConfigError for keys that the family hasn't."""
-    values = msgspec.structs.asdict(table)
-    given = {key: value for key, value in values.items() if value is not None and value != ""}
+    given = {key: value for key, value in msgspec.structs.asdict(table).items() if value not in (None, "")}
     if family.experts is None:
         family.refuse_unused(model.family, "experts", given, NEUTRAL["experts"] | OF_A_LAYOUT)
         return filled(ResolvedExperts, table, **NEUTRAL["experts"])
     defaults = {"width": model.ffn, **family.experts, **preset}
     balance = given.get("balance", defaults["balance"])
     if balance != defaults["balance"]:  # of another one weight and rate say nothing
-        defaults = {
-            key: value for key, value in defaults.items() if key not in ("balance_weight", "bias_rate")
-        }
-    keys = defaults | given
+        defaults = {k: value for k, value in defaults.items() if k not in ("balance_weight", "bias_rate")}
     if balance == "bias":
-        keys = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0, **keys}
+        of_balance = {"bias_rate": OF_A_BIAS, "balance_weight": 0.0}
     else:
-        keys = {"balance_weight": 0.0 if balance == "none" else OF_A_LOSS, **keys}
-    return ResolvedExperts(**keys)
+        of_balance = {"balance_weight": 0.0 if balance == "none" else OF_A_LOSS}
+    return ResolvedExperts(**of_balance | defaults | given)
 
 
 def fitting_degrees(count: int, ranks: int, etp: int) -> str:
@@ -71,21 +67,19 @@ def positions(config: Config, parallel: Parallel) -> int:
     return config.data.sequence // (parallel.cp * (parallel.tp if parallel.sequence else 1))
 
 
-def rows_at_once(config: Config, experts: ResolvedExperts, parallel: Parallel, segments: int = 1) -> int:
+def rows_at_once(config: ResolvedConfig, segments: int = 1) -> int:
     """Return how many rows of experts' inputs a rank holds at once.
 
     `buffer` times what comes to it when all experts have equal loads.
     """
+    experts, parallel = config.experts, config.parallel
     balanced = config.batch.micro * positions(config, parallel) // segments * experts.active * parallel.etp
     return math.floor(experts.buffer * balanced + 1e-9)
 
 
 def most_rows(config: ResolvedConfig, segments: int = 1) -> int:
-    """Return how many rows of a microbatch can come to a rank at once: as many as it holds, if
-    there can be so many.
-    """
-    experts = config.experts
-    parallel = config.parallel
+    """Return how many rows of a microbatch can come to a rank at once: at most as many as it holds."""
+    experts, parallel = config.experts, config.parallel
     sent = config.batch.micro * positions(config, parallel) // segments
     all_here = sent * parallel.ep * parallel.etp * min(experts.active, experts.count // parallel.ep)
-    return min(rows_at_once(config, experts, parallel, segments), all_here)
+    return min(rows_at_once(config, segments), all_here)

@@ -23,7 +23,7 @@ MULTIPLE = 16  # of fp8 numbers: pytorch, ATen/native/cuda/ScaledBlas.cpp
 
 
 class Side(NamedTuple):
-    """A side's length, and where it comes from: in the words of the configuration, and in numbers."""
+    """A side's length, and the keys and the numbers that it comes from."""
 
     length: int
     words: str
@@ -31,10 +31,7 @@ class Side(NamedTuple):
 
 
 def refuse_odd_sides(config: ResolvedConfig, segments: int = 1) -> None:
-    """Raise ConfigError for the first side that isn't a multiple of 16, of what is computed in fp8.
-
-    segments: into which the schedule cuts a sequence.
-    """
+    """Raise ConfigError for the first side in fp8 that isn't a multiple of 16. segments: of a sequence."""
     if config.precision.compute != "fp8":
         return
     sequence, micro, parallel = config.data.sequence, config.batch.micro, config.parallel

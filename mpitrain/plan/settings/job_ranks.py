@@ -17,9 +17,9 @@ class JobRanks(NamedTuple):
     source: str = STARTED
 
     @classmethod
-    def filling(cls, size: int, near: int, source: str = THERE_ARE) -> "JobRanks":
+    def filling(cls, size: int, near: int) -> "JobRanks":
         """Return ranks that fill one node of `near` ranks after the other."""
-        return cls(size, -(-size // near), min(size, near), source)
+        return cls(size, -(-size // near), min(size, near), THERE_ARE)
 
     @property
     def largest_node(self) -> int:

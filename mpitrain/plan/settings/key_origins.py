@@ -23,7 +23,6 @@ def with_resolved(given: LoadedConfig, resolved: ResolvedConfig) -> LoadedConfig
 
 
 def _origin(key: str, value: Any, resolved: ResolvedConfig) -> KeyOrigin:
-    """Return the origin of a key that nobody gave or chose."""
     name, family = resolved.model.preset, family_of(resolved.model)
     of_preset = presets(resolved.model.family)[name]
     nested = {"attention": of_preset.get("attention", {}), "experts": of_preset.get("experts", {})}

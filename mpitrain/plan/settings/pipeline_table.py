@@ -1,6 +1,4 @@
-"""The table of the configured pipeline schedule: one of the catalogue by name, or the user's own, from
-a file or from a module.
-"""
+"""The table of the configured pipeline schedule: of the catalogue, or the user's own (a file, a module)."""
 
 import math
 from typing import Any
@@ -108,7 +106,6 @@ def _refuse_uneven(table: Table) -> None:
 
 
 def _refuse_keys(pipeline: Pipeline, table: Table) -> None:
-    """Refuse keys that would do nothing, or that say something else than the table."""
     for key in ("group", "times", "stage_times", "memory_limit", "weight_memory", "recompute", "offload"):
         if (value := getattr(pipeline, key)) is not None:
             raise ConfigError(

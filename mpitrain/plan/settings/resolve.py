@@ -77,9 +77,8 @@ def resolve(config: Config, ranks: JobRanks | int, vocab: int, needed: int | Non
     config = with_schedule(config, lambda closed: resolve(closed, ranks, vocab, needed))
     SOURCES.find(config.data.source)  # or raise ConfigError
     _refuse_skip(config.data)
-    model, attention, experts = _architecture(
-        config.model, config.attention, config.experts, vocab, needed or vocab
-    )
+    declared = config.model, config.attention, config.experts
+    model, attention, experts = _architecture(*declared, vocab, needed or vocab)
     own = own_table(config.pipeline)
     if own is None:
         schedule_of(config.pipeline.schedule)  # refuses a name that there isn't
@@ -93,32 +92,26 @@ def resolve(config: Config, ranks: JobRanks | int, vocab: int, needed: int | Non
     _refuse_layout(resolved)
     _refuse_rows(resolved)
     experts, comm = resolve_dispatch(resolved, ranks)
-    comm = with_spares(comm, config.recovery)
-    parallel = with_reduce(parallel, msgspec.structs.replace(resolved, experts=experts))
+    resolved = msgspec.structs.replace(resolved, experts=experts, comm=with_spares(comm, config.recovery))
+    resolved = msgspec.structs.replace(resolved, parallel=with_reduce(parallel, resolved))
     refuse_odd_sides(resolved)
     log_pace(config.run)
     ProfileRequest.read(config.run.profile)
-    segments = segments_of(pipeline, own)
-    _refuse_endless(batch.global_ // (parallel.dp * batch.micro), segments, parallel, pipeline, model.layers)
+    _refuse_endless(resolved, segments_of(pipeline, own))
     optimizer = optimizer_kind(config.optimizer).resolve(config.optimizer)
-    tables = dict(experts=experts, parallel=parallel, optimizer=optimizer, comm=comm)
     recovery = resolve_recovery(config.recovery, ranks)
-    return msgspec.structs.replace(resolved, recovery=recovery, **tables)
+    return msgspec.structs.replace(resolved, optimizer=optimizer, recovery=recovery)
 
 
 @lru_cache(maxsize=4)  # a search resolves one model in many layouts
 def _architecture(
     model: Model, attention: AttentionTable, experts: ExpertsTable, vocab: int, needed: int
 ) -> tuple[ResolvedModel, ResolvedAttention, ResolvedExperts]:
-    """Fill in what a preset and a family say of a model."""
     preset = _preset(model)
     resolved = _model(model, preset, vocab, needed)
     family = family_of(resolved)
-    return (
-        resolved,
-        resolve_attention(attention, resolved, family, preset.get("attention", {})),
-        resolve_experts(experts, resolved, family, preset.get("experts", {})),
-    )
+    of_attention = resolve_attention(attention, resolved, family, preset.get("attention", {}))
+    return resolved, of_attention, resolve_experts(experts, resolved, family, preset.get("experts", {}))
 
 
 def on_one_rank(config: ResolvedConfig) -> ResolvedConfig:
@@ -147,14 +140,14 @@ def _refuse_layout(config: ResolvedConfig) -> None:
     placement_of_rows(config)
 
 
-def _refuse_endless(
-    num_microbatches: int, segments: int, parallel: ResolvedParallel, pipeline: ResolvedPipeline, layers: int
-) -> None:
+def _refuse_endless(config: ResolvedConfig, segments: int) -> None:
     """Raise ConfigError if the programs of a step don't fit in memory.
 
     Where weights or gradients come and go, each block has its own.
     """
-    stages = parallel.pp * pipeline.chunks
+    parallel, layers = config.parallel, config.model.layers
+    num_microbatches = config.batch.global_ // (parallel.dp * config.batch.micro)
+    stages = parallel.pp * config.pipeline.chunks
     walked = parallel.zero == 3 or parallel.reduce == "microbatch"
     forwards = num_microbatches * segments * (layers if walked else stages)
     if forwards > MOST_FORWARDS:
@@ -219,8 +212,7 @@ def require_vocabulary(model: Model, vocab: int, needed: int | None) -> None:
 
 
 def _model(model: Model, preset: Mapping[str, Any], vocab: int, needed: int) -> ResolvedModel:
-    values = {f: getattr(model, f) for f in model.__struct_fields__}
-    given = {key: value for key, value in values.items() if value is not None and value != ""}
+    given = {key: value for key, value in msgspec.structs.asdict(model).items() if value not in (None, "")}
     own = {key: value for key, value in preset.items() if key in Model.__struct_fields__}
     model = Model(**{"family": FIRST_FAMILY, "vocab": vocab, **NEUTRAL["model"], **own, **given})
     family = family_of(model)
@@ -389,7 +381,6 @@ def _refuse_rows(config: ResolvedConfig) -> None:
 
 
 def _refuse_mixture(data: Data, batch: Batch) -> None:
-    """Refuse sources beside keys that mean a single one, and weights that leave a step without data."""
     if not data.sources:
         return
     for key, value in (("data.path", data.path), ("data.val_path", data.val_path)):

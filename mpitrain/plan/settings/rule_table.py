@@ -96,9 +96,15 @@ def idle(key: str, when: Callable[[ResolvedConfig], bool], because: str, instead
     return Rule(key, when, reason, "leave it out" + f", or {instead}" * bool(instead), is_idle=True)
 
 
-def all_idle(keys: tuple[str, ...], *rule: Any) -> tuple[Rule, ...]:
-    """Return the rules of keys that do nothing in the same case. rule: as idle() takes it, after the key."""
-    return tuple(idle(key, *rule) for key in keys)
+def idle_with(key: str, other: str, value: Any, instead: str) -> Rule:
+    """Return the rule of a key that does nothing where another key has a value."""
+    return idle(key, lambda c: bool(_value(c, other) == value), f"{{{other}}}", instead)
+
+
+def idle_unless(key: str, other: str, value: Any) -> Rule:
+    """Return the rule of a key that does nothing where another key has any other value."""
+    instead = f"use {other} = {json.dumps(value)}"
+    return idle(key, lambda c: bool(_value(c, other) != value), f"{{{other}}}", instead)
 
 
 def _divides_over(key: str, degree: str, other: str) -> Rule:
@@ -116,7 +122,6 @@ def _has_experts(config: ResolvedConfig) -> bool:
 
 
 def _no_experts(key: str, instead: str) -> Rule:
-    """Return the rule of a key that only families with experts have."""
     return Rule(
         key,
         lambda c: not _has_experts(c) and _value(c, key) != default_of(key),
@@ -303,9 +308,7 @@ EXPERTS = (
     ),
     Rule(
         "experts.buffer",
-        lambda c: (
-            _has_experts(c) and positions(c, c.parallel) > 0 and rows_at_once(c, c.experts, c.parallel) < 1
-        ),
+        lambda c: _has_experts(c) and positions(c, c.parallel) > 0 and rows_at_once(c) < 1,
         "{experts.buffer}: a rank can't receive one token at once",
         "use {least} or more",
         lambda c: dict(least=f"{1 / (c.batch.micro * positions(c, c.parallel) * c.experts.active):.2g}"),
@@ -381,25 +384,12 @@ DIVISION = (
         "set parallel.zero = 3",
     ),
     idle("parallel.ahead", lambda c: not _drops_weights(c), "{parallel.zero}", "set parallel.zero = 3"),
-    idle("parallel.context", lambda c: c.parallel.cp == 1, "{parallel.cp}", "use parallel.cp = 2"),
-    *all_idle(
-        ("parallel.async_tp", "parallel.sequence", "parallel.regather"),
-        lambda c: c.parallel.tp == 1,
-        "{parallel.tp}",
-        "use parallel.tp = 2",
-    ),
-    idle(
-        "parallel.regather",
-        lambda c: not c.parallel.sequence,
-        "{parallel.sequence}",
-        "use parallel.sequence = true",
-    ),
-    idle(
-        "parallel.regather",
-        lambda c: c.parallel.async_tp,
-        "{parallel.async_tp}",
-        "use parallel.async_tp = false",
-    ),
+    idle_with("parallel.context", "parallel.cp", 1, "use parallel.cp = 2"),
+    idle_with("parallel.async_tp", "parallel.tp", 1, "use parallel.tp = 2"),
+    idle_with("parallel.sequence", "parallel.tp", 1, "use parallel.tp = 2"),
+    idle_with("parallel.regather", "parallel.tp", 1, "use parallel.tp = 2"),
+    idle_unless("parallel.regather", "parallel.sequence", True),
+    idle_unless("parallel.regather", "parallel.async_tp", False),
     idle(
         "parallel.regather",
         lambda c: c.memory.recompute in ("full", "every-k"),
@@ -478,7 +468,7 @@ DIVISION = (
         'use comm.transport = "messages"',
     ),
     idle("run.eval_sources", lambda c: not c.data.sources, "one source", "list them as [[data.sources]]"),
-    idle("comm.synchronous", lambda c: c.parallel.pp == 1, "{parallel.pp}", "use parallel.pp = 2"),
+    idle_with("comm.synchronous", "parallel.pp", 1, "use parallel.pp = 2"),
 )
 
 TRAINING = (
@@ -490,15 +480,9 @@ TRAINING = (
     ),
     idle("model.mtp_weight", lambda c: not c.model.mtp, "{model.mtp}", "set model.mtp"),
     idle("data.val_fraction", lambda c: bool(c.data.val_path), "{data.val_path}", "leave data.val_path out"),
-    idle(
-        "schedule.decay", lambda c: c.schedule.name != "wsd", "{schedule.name}", 'use schedule.name = "wsd"'
-    ),
-    *all_idle(
-        ("schedule.steps", "schedule.final"),
-        lambda c: c.schedule.name == "constant",
-        "{schedule.name}",
-        'use schedule.name = "cosine" or "wsd"',
-    ),
+    idle_unless("schedule.decay", "schedule.name", "wsd"),
+    idle_with("schedule.steps", "schedule.name", "constant", 'use schedule.name = "cosine" or "wsd"'),
+    idle_with("schedule.final", "schedule.name", "constant", 'use schedule.name = "cosine" or "wsd"'),
     Rule(
         "schedule.decay",
         lambda c: c.schedule.name == "wsd" and c.schedule.decay > _steps_after_warmup(c),
@@ -511,18 +495,12 @@ TRAINING = (
             else f"run.steps = {c.run.steps}",
         ),
     ),
-    *all_idle(
-        ("spikes.window", "spikes.threshold"),
-        lambda c: c.spikes.do == "nothing",
-        "{spikes.do}",
-        'use spikes.do = "count", "skip" or "rollback"',
-    ),
-    idle("spikes.most", lambda c: c.spikes.do != "rollback", "{spikes.do}", 'use spikes.do = "rollback"'),
-    *all_idle(
-        ("run.keep_every", "run.keep_best"),
-        lambda c: not c.run.keep,
-        "{run.keep}, which keeps all",
-        "set run.keep, the newest to keep",
+    idle_with("spikes.window", "spikes.do", "nothing", 'use spikes.do = "count", "skip" or "rollback"'),
+    idle_with("spikes.threshold", "spikes.do", "nothing", 'use spikes.do = "count", "skip" or "rollback"'),
+    idle_unless("spikes.most", "spikes.do", "rollback"),
+    *(
+        idle(key, lambda c: not c.run.keep, "{run.keep}, which keeps all", "set run.keep, the newest to keep")
+        for key in ("run.keep_every", "run.keep_best")
     ),
     Rule(
         "run.keep_every",
@@ -544,12 +522,7 @@ TRAINING = (
 )
 
 NUMBERS = (
-    idle(
-        "memory.every",
-        lambda c: c.memory.recompute != "every-k",
-        "{memory.recompute}",
-        'use memory.recompute = "every-k"',
-    ),
+    idle_unless("memory.every", "memory.recompute", "every-k"),
     Rule(
         "memory.recompute",
         lambda c: (
@@ -627,12 +600,10 @@ def can_regather(config: ResolvedConfig) -> bool:
 
 
 def idle_settings(config: ResolvedConfig, origins: Origins = NONE) -> list[str]:
-    """Say which keys of a resolved configuration are set and do nothing, of those that aren't refused.
+    """Say which keys are set and do nothing, of those that aren't refused, and defaults that --set gives.
 
-    origins: of its keys. A default that --set gives is named, too.
-
-    A run before wrote parallel.gather = "use" down whatever its ZeRO was, and a bucket's size is
-    one of several that stages of ZeRO are compared with.
+    Files of runs have parallel.gather = "use" with any ZeRO, and stages of ZeRO are compared with
+    several sizes of buckets.
     """
     lines = [rule.reason(config) for rule in IDLE if origins.of(rule.key).kind == SET and rule.when(config)]
     zero, size = config.parallel.zero, config.comm.bucket_mb

@@ -50,7 +50,7 @@ def _chosen(pipeline: Pipeline, layout: ResolvedConfig) -> Pipeline:
         key = "times" if pipeline.times else "stage_times"
         raise ConfigError(f"pipeline.trace and pipeline.{key} both say how long stages take; leave one out")
     if pipeline.schedule == AUTO:
-        return _with_choice(pipeline, layout, _choose(pipeline, layout))
+        return _with_choice(pipeline, _choose(pipeline, layout))
     family = schedule_of(pipeline.schedule)
     if "times" not in family.takes:
         takes = ", ".join(name for name, one in catalog.FAMILIES.items() if "times" in one.takes)
@@ -63,11 +63,10 @@ def _chosen(pipeline: Pipeline, layout: ResolvedConfig) -> Pipeline:
     stages = None
     if "stage_times" in family.takes and plan.of_stages is not None:
         stages = plan.of_stages(catalog.placement(pipeline.schedule, layout.parallel.pp, chunks))
-    return _with_times(pipeline, times=plan.times, stage_times=stages)
+    return _with_times(pipeline, plan.times, stages)
 
 
 def _choose(pipeline: Pipeline, layout: ResolvedConfig) -> Choice:
-    """Choose among the schedules that the model can be cut for."""
     pp = layout.parallel.pp
     stages = pipeline.stages or pipeline.stage_times
     if stages and (len(stages) % pp or pipeline.chunks not in (None, len(stages) // pp)):
@@ -88,19 +87,18 @@ def _choose(pipeline: Pipeline, layout: ResolvedConfig) -> Choice:
     return fastest(pp, num_microbatches(layout), options, plan.of_stages, layers, plan.error)
 
 
-def _with_choice(pipeline: Pipeline, layout: ResolvedConfig, choice: Choice) -> Pipeline:
+def _with_choice(pipeline: Pipeline, choice: Choice) -> Pipeline:
     """Return a pipeline with the chosen schedule, and without keys that it has no use for."""
-    takes = catalog.FAMILIES[choice.name].takes
-    known = {key: getattr(choice.options, key) for key in ("times", "stage_times")}
-    limit = choice.options.memory_limit
+    options = choice.options
+    limits_weights = "weight_memory" in catalog.FAMILIES[choice.name].takes and options.memory_limit
     return msgspec.structs.replace(
-        _with_times(pipeline, **known),
+        _with_times(pipeline, options.times, options.stage_times),
         schedule=choice.name,
-        chunks=choice.options.chunks if choice.name in catalog.LOOPED else None,
-        memory_limit=limit,
-        weight_memory=choice.options.weight_memory if "weight_memory" in takes and limit else None,
-        recompute=choice.options.recompute,
-        offload=choice.options.offload,
+        chunks=options.chunks if choice.name in catalog.LOOPED else None,
+        memory_limit=options.memory_limit,
+        weight_memory=options.weight_memory if limits_weights else None,
+        recompute=options.recompute,
+        offload=options.offload,
     )
 
 
@@ -158,8 +156,7 @@ def _products(model: ModelLayers, layout: ResolvedConfig) -> StageWork:
     """
     sequence = layout.data.sequence
     head = model.last.flops(sequence) / 6
-    whole = head + model.block_flops(sequence) / 6
-    unit = layout.parallel.pp / whole
+    unit = layout.parallel.pp / (head + model.block_flops(sequence) / 6)
     return StageWork(StageTimes(unit, unit, unit), NOTHING, StageTimes(*[unit * head] * 3), 0)
 
 
