@@ -141,7 +141,7 @@ class Axes:
         return axes | copies | self._expert_axes(rank)
 
     def _matrix(self, rank: int, shard: Sequence[int], place: int, size: int) -> tuple[int, ...]:
-        """Return the ranks with parts of the same matrices; `rank` is at `place` of `size` that divide them."""
+        """Return the ranks with parts of the same matrices, of which `rank` has part `place` of `size`."""
         return tuple(other - place + i for i in range(size) for other in shard) if self.matrices else (rank,)
 
     def _expert_axes(self, rank: int) -> dict[str, Sequence[int]]:

@@ -135,15 +135,13 @@ def put_away(instructions: Sequence[Action], table: Table, stages: dict[int, Act
     held, most = Counter[tuple[int, int]](), Counter[tuple[int, int]]()
     of_stage, together = Counter[int](), Counter[int]()
     for action in instructions:
-        key = action.stage, action.index % table.segments
-        if action.kind == ("R" if action[1:3] in recomputed else "F") and not action.part:
-            held[key] += 1
-            of_stage[action.stage] += 1
+        begins = action.kind == ("R" if action[1:3] in recomputed else "F") and not action.part
+        ends = last.get(action[:3]) == action
+        if begins or ends:
+            held[action.stage, action.index % table.segments] += begins - ends
+            of_stage[action.stage] += begins - ends
             most |= held
             together |= of_stage
-        elif last.get(action[:3]) == action:
-            held[key] -= 1
-            of_stage[action.stage] -= 1
     keys = {stage: stages[stage].on_host(1) - stages[stage].on_host(0) for stage in together}
     total = sum((stages[stage].on_host(0) - keys[stage]) * count for stage, count in together.items())
     return total + sum(keys[stage] * (segment + 1) * count for (stage, segment), count in most.items())
