@@ -174,7 +174,7 @@ def test_on_a_machine_they_sleep_as_long_as_a_plan_predicts_without_messages(set
     seconds = on_machine(found, "h100-80gb", 4).seconds
     whole = [sum(map(seconds, program)) for program in found.training.ranks]
     machine = machine_of(find_machine("h100-80gb")).with_ranks_per_node(4)
-    predicted = predict_step(step_model(found), layout_of(found.config, machine), machine, play=False)
+    predicted = predict_step(step_model(found), layout_of(found.config, machine), machine, "formula")
     assert max(whole) == pytest.approx(predicted.computing + predicted.update)
 
 

@@ -40,13 +40,12 @@ HELD_MORE = 0.05  # of memory, that a line mentions
 Layouts = Mapping[str, StepLayout]
 
 
-def judge(plan: Plan, given: Config, planned: Callable[[Config], Plan], node_ranks: int = 0) -> list[str]:
+def judge(plan: Plan, given: Config, planned: Callable[[Config], Plan], node_ranks: int) -> list[str]:
     """Return the advice for a plan. Raises ConfigError for one that memory has no room for.
 
     given, planned: as require_limit() takes them. node_ranks: as advice_for() takes it.
     """
-    held = require_limit(plan, given, planned, node_ranks)
-    return advice_for(plan, node_ranks, held)
+    return advice_for(plan, node_ranks, require_limit(plan, given, planned, node_ranks))
 
 
 def advice_for(plan: Plan, node_ranks: int = 0, held: int = 0) -> list[str]:
@@ -87,31 +86,24 @@ def advice(
     held: bytes of the rank with most memory by the plan of a run; None: by formulas.
     searched: axes with whose other degrees, kinds and schedules no layout was as good, by plans of a run.
     """
-    judged = Judged(model, layout, machine, found, memory_is_known, searched)
+    held = found.footprint.total if held is None else held
+    judged = Judged(model, layout, machine, found, memory_is_known, held, searched)
     rules = (
-        _tp_beyond_node(judged),
-        _tp_exposed(judged),
-        _context_beyond_node(judged),
-        _experts_beyond_node(judged),
-        _experts_divided(judged),
-        _shards_beyond_node(judged),
-        _few_microbatches(judged),
-        _no_zero(judged),
-        _long_sequence(judged, held),
-        _too_complex(judged),
-        _nearly_full(judged, held),
-    )
-    return [line for line in rules if line]
+        _tp_beyond_node, _tp_exposed, _context_beyond_node, _experts_beyond_node, _experts_divided,
+        _shards_beyond_node, _few_microbatches, _no_zero, _long_sequence, _too_complex, _nearly_full,
+    )  # fmt: skip
+    return [line for rule in rules if (line := rule(judged))]
 
 
 class Judged(NamedTuple):
-    """A layout on a machine, and its step as the planner predicts it."""
+    """A layout on a machine, and its step as the planner predicts it. held: bytes of the fullest rank."""
 
     model: StepModel
     layout: StepLayout
     machine: MachineRates
     found: Prediction
     memory_is_known: bool
+    held: float
     searched: Collection[str]
 
     def goes_by_node(self, layout: StepLayout) -> bool:
@@ -127,9 +119,6 @@ class Judged(NamedTuple):
     def share(self, axis: str) -> float:
         """Return the share of a step that waits for messages of an axis."""
         return self.found.exposed[axis] / self.found.seconds
-
-    def is_beyond_node(self, axis: str) -> bool:
-        return groups_of(self.layout, self.machine)[axis].nodes > 1
 
     def predicted(self, layouts: Layouts) -> Iterator[tuple[str, Prediction]]:
         """Yield the steps of layouts that can exist and, where memory is known, fit or hold no more."""
@@ -195,8 +184,7 @@ def _tp_beyond_node(judged: Judged) -> str:
     pp = layout.pp * layout.tp // tp
     return judged.advised(
         f"parallel.tp = {layout.tp} is beyond a node of {counted(node, 'ranks')}: "
-        f"{_percent(judged.share('tp'))} of "
-        "a step waits for its messages",
+        f"{_percent(judged.share('tp'))} of a step waits for its messages",
         "tp",
         {
             f"parallel.tp = {tp} with more data ranks": judged.changed(tp=tp),
@@ -222,10 +210,9 @@ def _tp_exposed(judged: Judged) -> str:
 
 def _context_beyond_node(judged: Judged) -> str:
     layout, node = judged.layout, judged.machine.ranks_per_node
-    if layout.cp == 1 or not judged.is_beyond_node("cp"):
+    if layout.cp == 1 or groups_of(layout, judged.machine)["cp"].nodes == 1:
         return ""
-    most = max(1, node // layout.tp)
-    cp = _divisor(layout.cp, most)
+    cp = _divisor(layout.cp, max(1, node // layout.tp))
     by_heads = ("ulysses",) * (judged.model.sizes.heads % (layout.tp * layout.cp) == 0)
     kinds = [kind for kind in ("zigzag", "gather", *by_heads) if kind != layout.context]
     others = {f'parallel.context = "{kind}"': judged.changed(context=kind) for kind in kinds}
@@ -261,7 +248,6 @@ def _experts_beyond_node(judged: Judged) -> str:
 
 
 def _experts_divided(judged: Judged) -> str:
-    """Return the line of experts that are divided over ranks of tp, where whole ones are faster."""
     layout, experts = judged.layout, judged.model.experts
     if experts is None or layout.etp == 1:
         return ""
@@ -302,8 +288,8 @@ def _few_microbatches(judged: Judged) -> str:
     enough = max(4 * layout.pp, 2 * count)
     line = (
         f"{counted(count, 'microbatches')} for {counted(layout.pp, 'stages')}: the bubble is "
-        f"{_percent(share)} of a step; raise "
-        f"batch.global, lower batch.micro or parallel.dp until there are {enough}"
+        f"{_percent(share)} of a step; raise batch.global, lower batch.micro or parallel.dp until there "
+        f"are {enough}"
     )
     more = layout.divided_evenly(batch=enough * layout.dp * layout.micro)
     for _, other in judged.predicted({"": more}):
@@ -332,13 +318,12 @@ def _no_zero(judged: Judged) -> str:
     return ""
 
 
-def _long_sequence(judged: Judged, held: float | None) -> str:
-    """Return the line of a long sequence that is kept whole, where memory asks for less."""
+def _long_sequence(judged: Judged) -> str:
     layout, mine = judged.layout, judged.found.footprint
     kept = mine.activations
     if layout.sequence // layout.cp < LONG or layout.recompute != "none" or 2 * kept < mine.total:
         return ""
-    if judged.memory_is_known and (held or mine.total) < FULL * judged.machine.memory_bytes:
+    if judged.memory_is_known and judged.held < FULL * judged.machine.memory_bytes:
         return ""
     line = (
         f"data.sequence = {layout.sequence} without recomputation: activations are {_size(kept)} of "
@@ -348,41 +333,39 @@ def _long_sequence(judged: Judged, held: float | None) -> str:
     others = [
         (change, other) for change, other in judged.predicted(modes) if 2 * other.footprint.activations < kept
     ]
-    if not others:
-        return f"{line}; raise parallel.cp, or use a smaller batch.micro" * (
-            layout.micro > 1 or layout.cp == 1
-        )
-    change, other = min(others, key=lambda each: each[1].seconds)
-    return f"{line}; {change} takes {judged.instead(other)}"
+    if others:
+        change, other = min(others, key=lambda each: each[1].seconds)
+        return f"{line}; {change} takes {judged.instead(other)}"
+    can_shrink = layout.micro > 1 or layout.cp == 1
+    return f"{line}; raise parallel.cp, or use a smaller batch.micro" if can_shrink else ""
 
 
 def _too_complex(judged: Judged) -> str:
-    """Return the axis that isn't needed: without it half of the memory is enough, as fast."""
-    layout, machine, model = judged.layout, judged.machine, judged.model
-    options = (("zero = 3", layout.zero == 3), ("tp", layout.tp > 1), ("pp", layout.pp > 1))
-    used = [name for name, on in options if on]
-    ones = dict.fromkeys(("tp", "pp", "ep", "etp", "chunks", "zero"), 1)
-    simple = layout.divided_evenly(**ones, sharded=0, schedule=SIMPLEST, stages=None)
+    """Return the axes that aren't needed: without them half of the memory is enough, as fast."""
+    layout, model = judged.layout, judged.model
+    options = {"zero = 3": layout.zero == 3, "tp": layout.tp > 1, "pp": layout.pp > 1}
+    used = [name for name, is_used in options.items() if is_used]
     if not (judged.memory_is_known and used) or model.experts is not None:
         return ""
+    ones = dict.fromkeys(("tp", "pp", "ep", "etp", "chunks", "zero"), 1)
+    simple = layout.divided_evenly(**ones, sharded=0, schedule=SIMPLEST, stages=None)
     for _, other in judged.predicted({"": simple}):
         needed = other.footprint.total
         if needed <= 0.5 * judged.of_tensors and other.seconds <= AS_FAST * judged.found.seconds:
             return (
                 f"{' and '.join(used)}: {model.name} fits without, {needed / 1e9:.1f} of "
-                f"{machine.memory_bytes / 1e9:.3g} GB a rank with dp {simple.dp} and zero = 1, "
+                f"{judged.machine.memory_bytes / 1e9:.3g} GB a rank with dp {simple.dp} and zero = 1, "
                 f"{judged.seconds_instead(other)}; leave it out unless it is measured to be faster"
             )
     return ""
 
 
-def _nearly_full(judged: Judged, held: float | None) -> str:
-    holds = judged.found.footprint.total if held is None else held
+def _nearly_full(judged: Judged) -> str:
     room = judged.machine.memory_bytes
-    if not (judged.memory_is_known and FULL * room <= holds <= room):
+    if not (judged.memory_is_known and FULL * room <= judged.held <= room):
         return ""
     return (
-        f"memory nearly full: {holds / 1e9:.3g} of {room / 1e9:.3g} GB on the rank with most memory; "
+        f"memory nearly full: {judged.held / 1e9:.3g} of {room / 1e9:.3g} GB on the rank with most memory; "
         "allocators retry there, and steps run up to three times slower"
     )
 

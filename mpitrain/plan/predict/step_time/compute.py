@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mpitrain.plan.declared.step_layout import item_of
 from mpitrain.plan.declared.work import AttentionCore, PartWork, Product
 from mpitrain.plan.predict.step_time.machine import GROUPED, MachineRates
-from mpitrain.plan.predict.step_time.tiles import OF_CPU, OF_GPU, Tiles, share_of
+from mpitrain.plan.predict.step_time.tiles import OF_CPU, OF_GPU, share_of
 
 # passes over memory that casts to fp8 add to a product's operands, times their bytes: 2.0 fits the step of
 # llama3.2-1b on an H100 (docs/guides/gpus.md)
@@ -41,32 +41,24 @@ def product_seconds(product: Product, machine: MachineRates, dtype: str) -> floa
         return 0.0
     m, n, k = product.m, product.n, product.k
     narrow = dtype == "fp8" and product.narrow and "fp8" in machine.products
-    kind = dtype if narrow or (dtype != "fp8" and dtype in machine.products) else _wide(machine)
+    kind = dtype if narrow or (dtype != "fp8" and dtype in machine.products) else other_type(machine)
     if product.number > 1:  # of experts, a CPU's by another library (kernels/grouped.py)
         kind = kind + GROUPED if kind + GROUPED in machine.products else kind
-    rate = machine.products[kind] * share_of(m, n, k, tiles_of(machine, kind))
+    tiles = OF_GPU if machine.on_gpu else machine.tiles.get(kind, OF_CPU)
+    rate = machine.products[kind] * share_of(m, n, k, tiles)
     moved = product.number * (m * k + k * n + m * n) * item_of(dtype)
     seconds = max(product.flops / rate, moved / machine.memory_bandwidth)
     casts = FP8_OVERHEAD * product.number * (m * k * 3 + k * n) / machine.memory_bandwidth if narrow else 0.0
     return seconds + casts + machine.launch_s * (0.2 if machine.on_gpu else 1.0) * product.number
 
 
-def tiles_of(machine: MachineRates, kind: str) -> Tiles:
-    """Return the tiles of products, whose kind is a key of a machine's."""
-    return OF_GPU if machine.on_gpu else machine.tiles.get(kind, OF_CPU)
-
-
-def _wide(machine: MachineRates) -> str:
-    """Return the type whose rate that of others is."""
+def other_type(machine: MachineRates) -> str:
+    """Return the type of numbers whose rate stands for that of types without one."""
     return "bf16" if "bf16" in machine.products else next(iter(machine.products))
 
 
 def core_seconds(
-    core: AttentionCore,
-    machine: MachineRates,
-    flash: bool,
-    backward: bool = False,
-    dtype: str = "bf16",
+    core: AttentionCore, machine: MachineRates, flash: bool, backward: bool = False, dtype: str = "bf16"
 ) -> float:
     """Return the seconds of attention proper: of a flash kernel, or of products and passes over scores.
 
@@ -79,7 +71,7 @@ def core_seconds(
     if flash or not machine.on_gpu:
         return (2.5 if backward else 1.0) * core.flops / rate
     passes = SCORE_PASSES_BACKWARD if backward else SCORE_PASSES_FORWARD
-    products = 2 * core.flops * (2 if backward else 1) / (0.5 * machine.products[_wide(machine)])
+    products = 2 * core.flops * (2 if backward else 1) / (0.5 * machine.products[other_type(machine)])
     return products + passes * 2 * core.scores * item_of(dtype) / machine.memory_bandwidth
 
 
@@ -91,21 +83,17 @@ def _rate_of_attention(core: AttentionCore, machine: MachineRates, backward: boo
     if item_of(dtype) > 2 and dtype in machine.products:
         # flash kernels have 16 bits only (Dao-AILab/flash-attention, README); others are taken to reach
         # as much of their products' rate
-        rate *= machine.products[dtype] / machine.products[_wide(machine)]
+        rate *= machine.products[dtype] / machine.products[other_type(machine)]
     if core.head_width < 128:
         rate *= machine.attention_narrow
     return rate * _saturated(core.length, LENGTH_ON_GPU, HALF_LENGTH)
 
 
 def _rate_on_a_cpu(core: AttentionCore, machine: MachineRates, backward: bool, dtype: str) -> float:
-    way = "backward" if backward else "forward"
-    rates = {"forward": machine.attention_forward, "backward": machine.attention_backward}
-    keys = KEYS_AT_ONCE
+    way, keys = "backward" if backward else "forward", KEYS_AT_ONCE
     if item_of(dtype) == 2 and machine.attention_forward_16 > 0:
-        way += "_16"
-        rates = {"forward_16": machine.attention_forward_16, "backward_16": machine.attention_backward_16}
-        keys = KEYS_AT_ONCE_16
-    rate = rates[way]
+        way, keys = f"{way}_16", KEYS_AT_ONCE_16
+    rate: float = getattr(machine, f"attention_{way}")
     size = core.length * core.head_width / (MEASURED_LENGTH * MEASURED_WIDTH)
     if way in machine.attention_short and size < 1:
         # the power of length times a head's width by which attention's rate falls

@@ -177,6 +177,10 @@ class MachineFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             del tree["disturbed"]
         return tomli_w.dumps(tree)
 
+    def attention_of(self, way: str, kernel: str) -> Figure:
+        """Return attention's figure of a kernel; without one in the file, that of mpitrain's own."""
+        return self.attention.get(f"{way}_{kernel}", self.attention[way])
+
     def figures(self) -> Iterator[tuple[str, Figure]]:
         """Yield all figures, each with its key."""
         for table in TABLES:
@@ -276,10 +280,6 @@ class MachineRates(NamedTuple):
         between = self.between * self.ranks_per_node / count
         return self._replace(ranks_per_node=count, memory_bytes=memory, between=between)
 
-    def slowed(self, turns: float) -> "MachineRates":
-        """Return the same for a rank that has its core in one of so many turns; cards have no turns."""
-        return self.slower(turns, OF_A_CORE)
-
     def in_median(self) -> "MachineRates":
         """Return a machine whose steps are predicted to take what those of this one take in the median."""
         return self.slower(self.spread.middle, OF_A_STEP)
@@ -315,44 +315,46 @@ def machine_of(found: MachineFile, sheet: bool = False, kernel: str = "") -> Mac
     sheet: those of the data sheet, not the sustained ones. kernel: of attention on a GPU, one of
     KERNELS, where the file has figures of it; "": the one that mpitrain runs.
     """
-    kind = "peak" if sheet else "sustained"
+
+    def rate(figure: Figure | None) -> float:
+        if figure is None:
+            return 0.0
+        return figure.peak if sheet else figure.sustained
+
     links = found.links
-    products = {dtype: getattr(figure, kind) for dtype, figure in found.products.items()}
+    products = {dtype: rate(figure) for dtype, figure in found.products.items()}
     tiles = {}
     measured = [each for each in products if each + SMALL_SUFFIX in products and found.device == "cpu"]
     for dtype in measured:
         products[dtype], tiles[dtype] = fitted(products[dtype], products.pop(dtype + SMALL_SUFFIX))
+    short = {name: figure for name, figure in found.attention.items() if name.endswith(SHORT)}
     return MachineRates(
         name=found.name,
         on_gpu=found.device == "cuda",
         products=products,
-        attention_forward=getattr(_by_kernel(found, "forward", kernel), kind),
-        attention_backward=getattr(_by_kernel(found, "backward", kernel), kind),
-        memory_bandwidth=getattr(found.memory["bandwidth"], kind),
+        attention_forward=rate(found.attention_of("forward", kernel)),
+        attention_backward=rate(found.attention_of("backward", kernel)),
+        memory_bandwidth=rate(found.memory["bandwidth"]),
         memory_bytes=found.memory_bytes,
         ranks_per_node=found.ranks_per_node,
         launch_s=found.launch_s,
-        inside=getattr(links.inside, kind),
+        inside=rate(links.inside),
         inside_latency_s=links.inside_latency_s,
-        between=getattr(links.between, kind),
+        between=rate(links.between),
         between_latency_s=links.between_latency_s,
         contention=1.0 if sheet else links.contention,
         contended_nodes=links.contended_nodes,
         peaks={dtype: found.products[dtype].peak for dtype in products},
-        attention_forward_16=_of(found.attention, "forward_16", kind),
-        attention_backward_16=_of(found.attention, "backward_16", kind),
+        attention_forward_16=rate(found.attention.get("forward_16")),
+        attention_backward_16=rate(found.attention.get("backward_16")),
         cores_per_node=found.cores_per_node,
-        attention_short={
-            name.removesuffix(SHORT): getattr(figure, kind)
-            for name, figure in found.attention.items()
-            if name.endswith(SHORT)
-        },
-        memory_passes=_of(found.memory, "passes", kind),
+        attention_short={name.removesuffix(SHORT): rate(figure) for name, figure in short.items()},
+        memory_passes=rate(found.memory.get("passes")),
         tiles=tiles,
-        host_update=_of(found.host, "update", kind),
-        host_copy=_of(found.host, "copy", kind),
-        storage_write=_of(found.storage, "write", kind),
-        pair=getattr(links.pair, kind) if links.pair else 0.0,
+        host_update=rate(found.host.get("update")),
+        host_copy=rate(found.host.get("copy")),
+        storage_write=rate(found.storage.get("write")),
+        pair=rate(links.pair),
         pair_latency_s=links.pair_latency_s or 0.0,
         start_s=found.start_s,
         doubt="; ".join(found.disturbed),
@@ -369,15 +371,6 @@ def rates_of(config: Config, node_ranks: int = 0, unnamed: str = ON_CPU) -> Mach
     """
     rates = machine_of(find_machine(config.run.machine or unnamed))
     return rates.with_ranks_per_node(config.comm.node_ranks or node_ranks)
-
-
-def _by_kernel(found: MachineFile, way: str, kernel: str) -> Figure:
-    return found.attention.get(f"{way}_{kernel}", found.attention[way])
-
-
-def _of(figures: Mapping[str, Figure], name: str, kind: str) -> float:
-    """Return a figure that a file needn't have, or 0."""
-    return getattr(figures[name], kind) if name in figures else 0.0
 
 
 @cache
@@ -475,7 +468,9 @@ def read_machine(path: str) -> MachineFile:
             f"machine {shown(path)}: {shown(_with_key(error, tree))}; needed the keys of "
             "jobs/machines/h100-80gb.toml, in FLOP/s, bytes/s, bytes and seconds"
         ) from None
-    _require_sense(found, path)
+    checks = _of_keys, _of_names, _of_figures, _of_pairs, _of_gpu
+    for trouble in itertools.chain.from_iterable(check(found) for check in checks):
+        raise ConfigError(f"machine {shown(path)}: {trouble}")
     return found
 
 
@@ -492,28 +487,37 @@ def _with_key(error: Exception, tree: Mapping[str, Any]) -> str:
     return text
 
 
-def _require_sense(found: MachineFile, path: str) -> None:
-    """Raise ConfigError for a name that can't be printed, and for figures that are missing or contradict."""
-    for key, text in (("name", found.name), *(("disturbed", text) for text in found.disturbed)):
+def _of_keys(machine: MachineFile) -> Iterator[str]:
+    """Yield what can't be printed, and what is missing or not whole."""
+    for key, text in (("name", machine.name), *(("disturbed", text) for text in machine.disturbed)):
         if not text.isprintable():
-            raise ConfigError(f"machine {shown(path)}: {key} = {shown(text)}; needed one that can be printed")
+            yield f"{key} = {shown(text)}; needed one that can be printed"
     for table, key in (("attention", "forward"), ("attention", "backward"), ("memory", "bandwidth")):
-        if key not in getattr(found, table):
-            raise ConfigError(
-                f"machine {shown(path)}: found no {table}.{key}; needed peak and sustained of it"
-            )
-    if found.spread and (len(found.spread) != 3 or found.spread != sorted(found.spread)):
-        raise ConfigError(
-            f"machine {shown(path)}: spread = {found.spread}; needed three numbers that don't fall: at the "
-            "10 % quantile, in the median, at the 90 %"
+        if key not in getattr(machine, table):
+            yield f"found no {table}.{key}; needed peak and sustained of it"
+    if machine.spread and (len(machine.spread) != 3 or machine.spread != sorted(machine.spread)):
+        yield (
+            f"spread = {machine.spread}; needed three numbers that don't fall: at the 10 % quantile, in the "
+            "median, at the 90 %"
         )
-    if (found.links.pair is None) != (found.links.pair_latency_s is None):
-        raise ConfigError(
-            f"machine {shown(path)}: found one of links.pair and links.pair_latency_s; needed both, or none"
-        )
-    _require_known(found, path)
-    for trouble in (*_of_figures(found), *_of_pairs(found), *_of_gpu(found)):
-        raise ConfigError(f"machine {shown(path)}: {trouble}")
+    if (machine.links.pair is None) != (machine.links.pair_latency_s is None):
+        yield "found one of links.pair and links.pair_latency_s; needed both, or none"
+
+
+def _of_names(machine: MachineFile) -> Iterator[str]:
+    """Yield figures that no prediction reads."""
+    for table, names in NAMES.items():
+        for key in getattr(machine, table):
+            name = _large(key) if table == "products" else key
+            if name not in names:
+                near = nearest(name, names)
+                hint = f"did you mean {near}? " if near else ""
+                yield f"{table}.{shown(key)}: found no such figure; {hint}needed one of {', '.join(names)}"
+    for key in machine.products:
+        if _large(key) not in machine.products:
+            yield f"found products.{key} without products.{_large(key)}; needed that too"
+        if key.endswith(SMALL_SUFFIX) and machine.device == "cuda":
+            yield f"products.{key}: small products are read of a CPU only; leave it out"
 
 
 def _of_figures(machine: MachineFile) -> Iterator[str]:
@@ -605,29 +609,6 @@ def _of_gpu(machine: MachineFile) -> Iterator[str]:
             )
     if "copy" in machine.host and machine.host["copy"].peak > bandwidth:
         yield f"host.copy: found a higher peak than memory.bandwidth, {bandwidth:g}; needed bytes/s"
-
-
-def _require_known(found: MachineFile, path: str) -> None:
-    """Raise ConfigError for a figure that no prediction reads."""
-    for table, names in NAMES.items():
-        for key in getattr(found, table):
-            name = _large(key) if table == "products" else key
-            if name not in names:
-                near = nearest(name, names)
-                hint = f"did you mean {near}? " if near else ""
-                raise ConfigError(
-                    f"machine {shown(path)}: {table}.{shown(key)}: found no such figure; {hint}"
-                    f"needed one of {', '.join(names)}"
-                )
-    for key in found.products:
-        if _large(key) not in found.products:
-            raise ConfigError(
-                f"machine {shown(path)}: found products.{key} without products.{_large(key)}; needed that too"
-            )
-        if key.endswith(SMALL_SUFFIX) and found.device == "cuda":
-            raise ConfigError(
-                f"machine {shown(path)}: products.{key}: small products are read of a CPU only; leave it out"
-            )
 
 
 def _large(key: str) -> str:

@@ -4,6 +4,7 @@ from mpitrain.config import Config
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.division.batch_division import division_of
+from mpitrain.plan.predict.step_time.compute import other_type
 from mpitrain.plan.predict.step_time.expert_load import expert_load
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.routing import RoutingTrace
@@ -16,15 +17,18 @@ def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace
     memory = resolved.memory
     ranks = parallel.dp * parallel.pp * parallel.tp * parallel.cp
     division = division_of(resolved)
+    family = catalog.FAMILIES.get(resolved.pipeline.schedule)
+    compiles = resolved.run.compile
     return StepLayout(
         ranks, resolved.data.sequence, resolved.batch.global_, micro=resolved.batch.micro, tp=parallel.tp,
         cp=parallel.cp, pp=parallel.pp, ep=parallel.ep, etp=parallel.etp,
         chunks=resolved.pipeline.chunks or 1, schedule=resolved.pipeline.schedule,
         stages=tuple(resolved.pipeline.stages) if resolved.pipeline.stages else None,
-        recompute=recompute_of(memory.recompute), segments=segments_in(resolved), reduce=parallel.reduce,
-        sharded=parallel.dp_shard, zero=parallel.zero or 0,
+        recompute=recompute_of(memory.recompute),
+        segments=catalog.segments_of(family, resolved.pipeline.segments) if family else 1,
+        reduce=parallel.reduce, sharded=parallel.dp_shard, zero=parallel.zero or 0,
         compute=compute_of(resolved, rates), sequence_parallel=parallel.sequence,
-        fused=fused_by(resolved, rates),
+        fused=rates.on_gpu if compiles == "auto" else bool(compiles),
         wire_bytes=2 if resolved.precision.reduce == "bf16" else 4,
         tp_overlap=0.5 if parallel.async_tp else 0.0,
         dispatch="alltoall" if resolved.experts.dispatch == "flat" else "hierarchical",
@@ -36,25 +40,12 @@ def layout_of(resolved: ResolvedConfig, rates: MachineRates, trace: RoutingTrace
     )  # fmt: skip
 
 
-def fused_by(config: Config, rates: MachineRates) -> bool:
-    """Return whether operations between products are compiled on a machine (run.compile)."""
-    return rates.on_gpu if config.run.compile == "auto" else bool(config.run.compile)
-
-
 def recompute_of(asked: str) -> str:
     """Return the recomputation that a step is predicted with: groups of blocks cost what whole blocks do."""
     return "full" if asked == "every-k" else asked
 
 
-def segments_in(config: Config) -> int:
-    """Return into how many segments the schedule of a configuration cuts a sequence."""
-    family = catalog.FAMILIES.get(config.pipeline.schedule)
-    return catalog.segments_of(family, config.pipeline.segments) if family else 1
-
-
 def compute_of(config: Config, rates: MachineRates) -> str:
     """Return the type of numbers that products have a rate for: the configuration's, or the nearest."""
     compute = config.precision.compute
-    if compute in rates.products:
-        return compute
-    return "bf16" if "bf16" in rates.products else next(iter(rates.products))
+    return compute if compute in rates.products else other_type(rates)

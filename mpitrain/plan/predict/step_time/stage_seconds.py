@@ -80,12 +80,12 @@ class StageSeconds(NamedTuple):
         """Return the mean of a microbatch where the stage runs one of `share`."""
         if share == 1:
             return self
-        exposed, exposed_forward = (
+        forward, inputs, weights = self.forward / share, self.inputs / share, self.weights / share
+        by_axis = (
             {axis: took / share for axis, took in whole.items()}
             for whole in (self.exposed, self.exposed_forward)
         )
-        forward, inputs, weights = self.forward / share, self.inputs / share, self.weights / share
-        return StageSeconds(forward, inputs, weights, exposed, exposed_forward)
+        return StageSeconds(forward, inputs, weights, *by_axis)
 
 
 def groups_of(layout: StepLayout, machine: MachineRates) -> dict[str, RankGroup]:
@@ -124,11 +124,7 @@ def copies_of(layout: StepLayout) -> int:
 
 
 def part_of(
-    works: Sequence[PartWork],
-    layout: StepLayout,
-    machine: MachineRates,
-    weights: Weights,
-    repeated: bool,
+    works: Sequence[PartWork], layout: StepLayout, machine: MachineRates, weights: Weights, repeated: bool
 ) -> Part:
     """Return the seconds of a block or an end.
 
@@ -162,14 +158,9 @@ def part_of(
         backward = _added(backward, forward)
     elif layout.recompute == "selective":
         inputs += layout.again * (computed.forward - computed.core) + layout.repeats_core * computed.core
-    part = Part(
-        computed.forward + sum(forward.values()),
-        inputs + sum(backward.values()),
-        computed.weights,
-        forward,
-        backward,
-    )
-    return _with_fetches(part, layout, machine, groups, weights)
+    whole, whole_inputs = computed.forward + sum(forward.values()), inputs + sum(backward.values())
+    part = Part(whole, whole_inputs, computed.weights, forward, backward)
+    return _with_fetches(part, layout, machine, weights)
 
 
 def _with_copies(part: Part, num_bytes: int, machine: MachineRates) -> Part:
@@ -188,7 +179,6 @@ def _in_pieces(work: PartWork, tp: int) -> PartWork:
     """Return work that is done piece by piece as others' positions come and go (parallel/async_tp.py).
 
     What stands between a gather and a scatter, all of a feed-forward, does its own positions in two halves.
-    A GPU's rates were fitted to published steps.
     """
     parts = [tp] * tp if work.core.flops else [tp] * (tp - 1) + [2 * tp] * 2
     products = tuple(each._replace(m=each.m // part) for each in work.products for part in parts)
@@ -210,7 +200,7 @@ def _exposed(
     machine: MachineRates,
     core: float,
 ) -> dict[str, float]:
-    """Return the seconds of messages that nothing hides, by axis."""
+    """Return the seconds of messages that nothing hides, by axis. core: of attention, over a ring of cp."""
     found = defaultdict[str, float](float)
     under_attention = 0.0  # other messages of cp come before it, and after it
     for each in sent:
@@ -235,8 +225,7 @@ def _exposed_regather(
     """Return the seconds of a gather for weight gradients that no computation hides.
 
     under: seconds of the gradients of inputs, and of waiting for cp's messages, under which a GPU
-    sends. On a CPU, MPI moves nothing meanwhile. What a GPU's gather takes from them is in its sustained
-    rates, which were fitted to published steps: most of these gather so.
+    sends. On a CPU, MPI moves nothing meanwhile. What a GPU's gather takes from them is in its fitted rates.
     """
     took = sum(sent_seconds(each, groups, machine) for each in work.regathered)
     took *= 0.5 if layout.gathers_fp8 else 1.0
@@ -251,21 +240,14 @@ def fetches_each(layout: StepLayout) -> bool:
     return layout.zero == 3 and layout.pp == 1 and layout.gather != "step"
 
 
-def _with_fetches(
-    part: Part,
-    layout: StepLayout,
-    machine: MachineRates,
-    groups: Mapping[str, RankGroup],
-    weights: Weights,
-) -> Part:
-    """Return the part with what data ranks send for each microbatch.
+def _with_fetches(part: Part, layout: StepLayout, machine: MachineRates, weights: Weights) -> Part:
+    """Return the part with ZeRO-3's gathers before forward and backward, and with the reduction of gradients.
 
-    That are ZeRO-3's gathers before forward and backward, and the reduction where it isn't once for
-    all: it follows the gradients of weights, for which no other stage waits.
+    The reduction, where it isn't once for all, follows the gradients of weights: no other stage waits.
     """
     if not (fetches_each(layout) or layout.sums_each):
         return part
-    gathered, reduced = (sum(each) for each in zip(*_of_state(layout, machine, groups, weights)))
+    gathered, reduced = state_seconds(layout, machine, weights)
     gathered *= fetches_each(layout)
     reduced *= layout.sums_each
     least = exposed_share(layout, machine)
@@ -299,38 +281,23 @@ def _overlapped(computed: float, sent: float, least: float) -> tuple[float, floa
     return computed + exposed, exposed
 
 
-def _of_state(
-    layout: StepLayout, machine: MachineRates, groups: Mapping[str, RankGroup], weights: Weights
-) -> list[tuple[float, float]]:
-    """Return the seconds to gather weights and to reduce gradients, of dense ones and of experts."""
-    found = []
-    sharding = (("dp", layout.tp, layout.shards), ("edp", layout.etp * layout.ep, layout.expert_shards))
-    for (axis, stride, shards), numel in zip(sharding, weights):
-        shard = group_of(shards, stride, machine)
-        copies = group_of(max(1, groups[axis].size // shards), stride * shards, machine)
-        gathered = seconds("all_gather", numel * (1 if layout.gathers_fp8 else layout.item), shard, machine)
-        reduced = seconds("reduce_scatter", numel * layout.wire_bytes, shard, machine)
-        reduced += seconds("all_reduce", numel * layout.wire_bytes // shards, copies, machine)
-        found.append((gathered, reduced))
-    return found
-
-
-def state_seconds(
-    layout: StepLayout,
-    machine: MachineRates,
-    weights: Weights,
-) -> tuple[float, float]:
-    """Return the seconds of a step in which weights are gathered and gradients reduced, once for all.
+def state_seconds(layout: StepLayout, machine: MachineRates, weights: Weights) -> tuple[float, float]:
+    """Return the seconds in which data ranks gather weights and reduce gradients, dense ones and experts'.
 
     Without ZeRO nothing is gathered, and gradients are summed everywhere.
     """
-    groups = groups_of(layout, machine)
-    if layout.zero:
-        gathered, reduced = (sum(each) for each in zip(*_of_state(layout, machine, groups, weights)))
-        return gathered, reduced
-    dense, experts = weights
-    reduced = seconds("all_reduce", dense * layout.wire_bytes, groups["dp"], machine)
-    return 0.0, reduced + seconds("all_reduce", experts * layout.wire_bytes, groups["edp"], machine)
+    gathered = reduced = 0.0
+    sharding = (
+        (layout.dp * layout.cp, layout.tp, layout.shards),
+        (layout.edp, layout.etp * layout.ep, layout.expert_shards),
+    )
+    for (ranks, stride, shards), numel in zip(sharding, weights):
+        shard = group_of(shards, stride, machine)
+        copies = group_of(max(1, ranks // shards), stride * shards, machine)
+        gathered += seconds("all_gather", numel * (1 if layout.gathers_fp8 else layout.item), shard, machine)
+        scattered = seconds("reduce_scatter", numel * layout.wire_bytes, shard, machine)
+        reduced += scattered + seconds("all_reduce", numel * layout.wire_bytes // shards, copies, machine)
+    return gathered, reduced
 
 
 def stages_of(model: StepModel, layout: StepLayout, machine: MachineRates) -> list[StageSeconds]:

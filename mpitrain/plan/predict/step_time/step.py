@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, cast
 from mpitrain.errors import ScheduleError
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.footprint import Footprint, footprint_of
-from mpitrain.plan.predict.step_time.machine import MachineRates
+from mpitrain.plan.predict.step_time.machine import OF_A_CORE, MachineRates
 from mpitrain.plan.predict.step_time.network import RankGroup, seconds
 from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.stage_seconds import (
@@ -53,7 +53,8 @@ STRAGGLERS_OF_A_CPU = 0.04
 MOST_PLAYED = 40_000  # forwards of a table that is played
 
 
-Bubble = Literal["played", "formula", "least"]  # how the bubble of a step is found
+# how the bubble of a step is found; a formula knows equal stages only
+Bubble = Literal["played", "formula", "least"]
 
 
 class PlayedSize(NamedTuple):
@@ -70,7 +71,6 @@ class Prediction(NamedTuple):
     """What a step is expected to take, in seconds of the slowest pipeline rank.
 
     exposed: of messages that nothing hides, by axis. bubble: waiting of the schedule.
-    sent: of `seconds`, what a faster network would save: the sum of `exposed`.
     """
 
     seconds: float
@@ -82,6 +82,7 @@ class Prediction(NamedTuple):
 
     @property
     def sent(self) -> float:
+        """What a faster network would save."""
         return sum(self.exposed.values())
 
     def times(self, factor: float) -> "Prediction":
@@ -93,28 +94,21 @@ class Prediction(NamedTuple):
         return Prediction(seconds, computing, bubble, exposed, update, self.footprint)
 
 
-def predict_step(
-    model: StepModel, layout: StepLayout, machine: MachineRates, play: bool = True
-) -> Prediction:
-    """Predict one step of a layout that can exist.
-
-    play: the schedule; else its bubble is a formula's, which is faster and knows equal stages only.
-    """
-    return _predicted(model, layout, machine, "played" if play else "formula")
-
-
 def least_seconds(model: StepModel, layout: StepLayout, machine: MachineRates) -> float:
     """Return seconds that a played step takes at least."""
-    return _predicted(model, layout, machine, "least").seconds
+    return predict_step(model, layout, machine, "least").seconds
 
 
-def _predicted(model: StepModel, layout: StepLayout, machine: MachineRates, bubble: Bubble) -> Prediction:
+def predict_step(
+    model: StepModel, layout: StepLayout, machine: MachineRates, bubble: Bubble = "played"
+) -> Prediction:
+    """Predict one step of a layout that can exist."""
     found = _undisturbed(model, layout, machine, bubble)
     here = min(layout.ranks, machine.ranks_per_node)
     if not 0 < machine.cores_per_node < here:
         return found
     turns = here / machine.cores_per_node
-    slowed = machine.slowed(TURN * turns)
+    slowed = machine.slower(TURN * turns, OF_A_CORE)
     if layout.ranks // layout.pp >= here:  # of one stage: they wait for others at the same time
         return _undisturbed(model, layout, slowed, bubble)
     in_turns = _undisturbed(model, layout, slowed, "formula")
@@ -144,7 +138,7 @@ def _undisturbed(model: StepModel, layout: StepLayout, machine: MachineRates, bu
     alone = _microbatch_seconds(slowest)
     pipeline, in_flight = _pipeline_seconds(stages, layout, alone, message, machine.sends_meanwhile, bubble)
     count = layout.num_microbatches
-    exposed = {axis: 0.0 for axis in ("tp", "cp", "ep", "etp", "dp")}
+    exposed = dict.fromkeys(("tp", "cp", "ep", "etp", "dp"), 0.0)
     for stage in slowest:
         for axis, took in stage.exposed.items():
             exposed[axis] += count * took
@@ -246,17 +240,16 @@ def play_pipeline(
     Segments of a sequence take equal shares. Of a PAIR each half takes its own time: a rank has one
     compute resource.
     """
-    depth = table.depth
     times = [stage.by_kind() for stage in stages]
+    message /= table.segments
 
     def cost(action: Action) -> float:
         if action.kind not in COMPUTE:
             return 0.0
         sends = not meanwhile and messages_of(table, action)[1] is not None
-        return times[action.stage % depth][action.kind] / segments + (message if sends else 0.0)
+        took = times[action.stage % table.depth][action.kind] / table.segments
+        return took + (message if sends else 0.0)
 
-    segments = table.segments
-    message /= segments
     link = Link(0.1 * message, 0.9 * message if meanwhile else 0.0)
     return simulate(_programs(_played(layout)), cost, link)
 
@@ -272,8 +265,7 @@ def bubble_share(schedule: str, chunks: int) -> float:
 
 def stashes_in_flight(layout: StepLayout) -> tuple[int, ...]:
     """Return how many microbatches' stashes, of one stage each, every pipeline rank holds at most."""
-    pp, chunks = layout.pp, layout.chunks
-    count = layout.num_microbatches
+    pp, chunks, count = layout.pp, layout.chunks, layout.num_microbatches
     family = catalog.FAMILIES.get(layout.schedule, ONE_F_ONE_B)
     if family.held == "all":
         return (count * chunks,) * pp
@@ -285,17 +277,11 @@ def stashes_in_flight(layout: StepLayout) -> tuple[int, ...]:
 
 
 def _played(layout: StepLayout) -> PlayedSize:
-    count = _few(layout.num_microbatches, layout)
+    """Return what is played of a layout: of many microbatches whole rounds of the pipeline, and the rest."""
+    count, most = layout.num_microbatches, layout.pp * (4 if layout.pp <= 8 else 3)
+    if count > most:
+        count = most + (count % layout.pp if layout.schedule in catalog.LOOPED else 0)
     return PlayedSize(layout.schedule, layout.pp, count, layout.chunks, layout.segments)
-
-
-def _few(count: int, layout: StepLayout) -> int:
-    """Return how many microbatches are played of many: whole rounds of the pipeline, and the rest."""
-    rounds = 4 if layout.pp <= 8 else 3
-    most = max(rounds * layout.pp, 2 * layout.pp)
-    if count <= most:
-        return count
-    return most + count % layout.pp if layout.schedule in catalog.LOOPED else most
 
 
 def table_of(layout: StepLayout) -> Table | None:
@@ -363,9 +349,9 @@ def state_exposed(
     return max(exposed_share(layout, machine) * (gathered + reduced), exposed)
 
 
-def model_flops(model: StepModel, layout: StepLayout, halved: bool = True) -> float:
+def model_flops(model: StepModel, layout: StepLayout) -> float:
     """Return the model FLOPs of a step."""
-    return model.flops_per_token(layout.sequence, halved) * layout.tokens
+    return model.flops_per_token(layout.sequence) * layout.tokens
 
 
 def recomputed_flops(model: StepModel, layout: StepLayout) -> float:
