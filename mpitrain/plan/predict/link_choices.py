@@ -1,5 +1,5 @@
-"""What data ranks exchange in a step, how long links take for it, and what follows for
-`parallel.gather` and `pipeline.tail`.
+"""What data ranks exchange in a step, how long links take, and what follows for `parallel.gather` and
+`pipeline.tail`.
 
 Both are settled only where they are left open and links between nodes have been measured. Seconds
 are those of a rank of the pipeline rank that needs most:
@@ -23,7 +23,7 @@ from typing import NamedTuple
 from mpitrain.comm.base.wire import sent_bytes
 from mpitrain.plan.division.domains import domains_of, gather_of, itemsize_of_weights, itemsize_on_the_wire
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.bucket_buffers import HeldBucket, held_by
+from mpitrain.plan.predict.bucket_buffers import HeldBucket, buckets_of, held_by
 from mpitrain.schedules.lowering.lower import walks_together
 
 SHARE_OF_PEAK = 0.5
@@ -77,9 +77,7 @@ def left_open(plan: Plan) -> tuple[str, ...]:
 
 
 def exchanged(plan: Plan, rank: int) -> Exchanged:
-    """Return what a rank of a pipeline rank sends for its weights and gradients, the sums of
-    scattered copies not counted.
-    """
+    """Return what a rank sends for its weights and gradients, the sums of scattered copies not counted."""
     stages = held_by(plan, rank)
     weights = Counter[str]()
     gradients = Counter[str]()
@@ -89,15 +87,8 @@ def exchanged(plan: Plan, rank: int) -> Exchanged:
         elif action.kind == "REDUCE":
             gradients += _reduced(plan, stages[action.stage].buckets[action.index])
         elif action.kind == "SPREAD":
-            weights += sum(
-                (
-                    _fetched(plan, bucket)
-                    for stage in stages.values()
-                    for bucket in stage.buckets
-                    if bucket.owned
-                ),
-                Counter(),
-            )
+            for bucket in (each for each in buckets_of(plan, rank) if each.owned):
+                weights += _fetched(plan, bucket)
     return Exchanged(weights, gradients)
 
 
@@ -113,8 +104,6 @@ def took(plan: Plan, machine: Machine) -> Took:
 
 def choose(plan: Plan, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
     """Return the plan with what was left open settled, and why, in lines for the user.
-
-    Programs are made anew only where they change.
 
     fits: whether a plan fits into memory; it is asked alike on all ranks.
     """
@@ -139,11 +128,10 @@ def _gather_is_open(plan: Plan) -> bool:
 
 
 def _tail_is_open(plan: Plan) -> bool:
-    """Whether several backwards can be walked together, and nobody has said how many."""
+    """Return whether several backwards can be walked together, and nobody has said how many."""
     config = plan.config
-    return (
-        config.pipeline.tail == 0 and config.parallel.reduce == "step" and walks_together(plan.training.table)
-    )
+    is_open = config.pipeline.tail == 0 and config.parallel.reduce == "step"
+    return is_open and walks_together(plan.training.table)
 
 
 def _with_gather(plan: Plan, times: Took, machine: Machine, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
@@ -163,13 +151,14 @@ def _with_gather(plan: Plan, times: Took, machine: Machine, fits: Callable[[Plan
 
 def _with_tail(plan: Plan, times: Took, fits: Callable[[Plan], bool]) -> tuple[Plan, str]:
     """Return the plan with as long a tail as is of use and fits, and why; with one of 1 it is as it was."""
-    why = "backwards that the reductions travel under"
     wanted = _least_tail(plan, times)
+    why = "backwards that the reductions travel under"
     for tail in range(wanted, 1, -1):
         longer = plan.with_values({"pipeline.tail": tail})
         if fits(longer):
-            return longer, why + f"; {wanted} don't fit into memory" * (tail < wanted)
-    return plan, why + f"; {wanted} don't fit into memory" * (wanted > 1)
+            return longer, why
+        why = f"backwards that the reductions travel under; {wanted} don't fit into memory"
+    return plan, why
 
 
 def _least_tail(plan: Plan, times: Took) -> int:
@@ -189,9 +178,7 @@ def _fetched(plan: Plan, bucket: HeldBucket) -> Counter[str]:
 
 
 def _reduced(plan: Plan, bucket: HeldBucket) -> Counter[str]:
-    """Return what a rank sends for the sum of a bucket's gradient: in shards, and of each shard
-    over those that have the same.
-    """
+    """Return what a rank sends to sum a bucket's gradient: in shards, and each shard over its replicas."""
     domain = domains_of(plan.config)[bucket.plan.domain]
     mapped = bucket.weights.map
     size = itemsize_on_the_wire(plan.config, bucket.plan.domain)

@@ -35,7 +35,7 @@ from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domains_of, drops_weights, itemsize_of_weights, lends_gradients
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.bucket_buffers import HeldBucket, held_by
+from mpitrain.plan.predict.bucket_buffers import HeldBucket, buckets_of
 from mpitrain.plan.predict.message_memory import message_bytes
 from mpitrain.plan.predict.pool_sizes import needed_by
 from mpitrain.plan.settings.pipeline_table import turn_of
@@ -78,9 +78,8 @@ PARTS = MemoryUsage._fields
 def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[MemoryUsage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
-    shards: its part of a state that is divided, by domain; None: the one that holds most, for not
-    all hold as much padding.
-    on_gpu: it computes on one, whether or not run.device asks for that.
+    shards: its part of a state that is divided, by domain; None: the one that holds most, for padding
+    differs. on_gpu: it computes on one, whether or not run.device asks for that.
     """
     return [predict_rank(plan, rank, shards, on_gpu) for rank in range(plan.config.parallel.pp)]
 
@@ -90,8 +89,8 @@ def predict_rank(
 ) -> MemoryUsage:
     """Return what a rank of one pipeline rank holds, as predict() does of all.
 
-    Played are as few microbatches as show it. Where ranks hold all microbatches, what each one adds is found
-    from one turn of the pipeline more.
+    As few microbatches as show it are played. Where ranks hold all, one turn of the pipeline more shows
+    what each adds.
     """
     few = plan.shortest
     held = _played(few, rank, shards, on_gpu)
@@ -106,11 +105,8 @@ def predict_rank(
 def _played(plan: Plan, rank: int, shards: Mapping[str, int] | None, on_gpu: bool) -> MemoryUsage:
     """Return what a rank holds of the microbatches of a step."""
     config = plan.config
-    table = plan.table
-    training = plan.lowered_training.ranks[rank]
     narrow, wide = itemsizes_of(config)
-    stages = held_by(plan, rank)
-    buckets = [bucket for stage in stages.values() for bucket in stage.buckets]
+    buckets = buckets_of(plan, rank)
     owned = [bucket for bucket in buckets if bucket.owned]
     weights = sum(_weights_kept(config, bucket) for bucket in owned)
     # with masters beside them
@@ -119,22 +115,25 @@ def _played(plan: Plan, rank: int, shards: Mapping[str, int] | None, on_gpu: boo
     grads = sum(gradient.kept(divided=divided) for b in buckets for gradient in b.gradients) * wide
     offloaded = config.memory.offload in ("optimizer", "all")
     moments = _moments_at_most(config, owned, shards, offloaded)
-    sizes = replace(plan.sizes, on_gpu=True) if on_gpu else plan.sizes
-    formulas = {stage: Activations(plan.stage(stage), sizes) for stage in table.chunks[rank]}
-    lent = _lent(plan, rank)
+    played = plan.lowered_training.ranks[rank], plan.table, activations_of(plan, rank, on_gpu)
+    peak, host = peak_of(*played), put_away(*played)
+    lent = lent_bytes(plan, rank)
     messages = message_bytes(plan, rank)
-    peak = peak_of(training, table, formulas)
-    host = put_away(training, table, formulas)
     if offloaded:
         host += _divided(owned) * wide + _divided(rounded) * narrow + moments
         return MemoryUsage(weights, grads, 0, *lent, *peak, messages, host)
     return MemoryUsage(weights + _divided(rounded) * wide, grads, moments, *lent, *peak, messages, host)
 
 
+def activations_of(plan: Plan, rank: int, on_gpu: bool = False) -> dict[int, Activations]:
+    """Return what microbatches keep of the stages of a pipeline rank, by their number in the table."""
+    sizes = replace(plan.sizes, on_gpu=True) if on_gpu else plan.sizes
+    return {stage: Activations(plan.stage(stage), sizes) for stage in plan.table.chunks[rank]}
+
+
 def weights_of_rank(plan: Plan, rank: int) -> int:
     """Return the bytes of weights that stay on a rank of a pipeline rank, without masters."""
-    buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
-    return sum(_weights_kept(plan.config, bucket) for bucket in buckets if bucket.owned)
+    return sum(_weights_kept(plan.config, bucket) for bucket in buckets_of(plan, rank) if bucket.owned)
 
 
 def _divided(buckets: Sequence[HeldBucket]) -> int:
@@ -142,7 +141,7 @@ def _divided(buckets: Sequence[HeldBucket]) -> int:
     return sum(bucket.weights.kept(divided=True) for bucket in buckets)
 
 
-def _lent(plan: Plan, rank: int) -> tuple[int, int]:
+def lent_bytes(plan: Plan, rank: int) -> tuple[int, int]:
     """Return the bytes of gathered weights and of unreduced gradients."""
     _, wide = itemsizes_of(plan.config)
     borrowed = needed_by(plan, rank)
@@ -153,7 +152,6 @@ def _lent(plan: Plan, rank: int) -> tuple[int, int]:
 
 
 def _weights_kept(config: ResolvedConfig, bucket: HeldBucket) -> int:
-    """Return the bytes of a bucket's weights that stay on a rank."""
     domain = bucket.plan.domain
     return bucket.weights.kept(divided=drops_weights(config, domain)) * itemsize_of_weights(config, domain)
 

@@ -1,7 +1,4 @@
-"""What a rank may hold, and whether a plan keeps to it, before anything is allocated.
-
-`limit_of_rank` answers for every command: memory.limit_gb, run.machine, a GPU, or this node.
-"""
+"""What a rank may hold by memory.limit_gb, run.machine, a GPU or this node, and whether a plan has more."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -117,7 +114,6 @@ def require_limit(plan: Plan, given: Config, planned: Callable[[Config], Plan], 
     """Return the bytes of the rank with most memory; 0 without memory.limit_gb and run.machine.
 
     Raises ConfigError if they are more than these have.
-
     given: what was planned, before it was resolved. planned: makes the plan of another one.
     """
     if not (given.memory.limit_gb or given.run.machine):

@@ -1,12 +1,9 @@
-"""What is said of memory: the table of `mpitrain memory`, and the one at the end of a run, with the
-same rows.
-
-Megabytes are of 10**6 bytes.
-"""
+"""The table of `mpitrain memory`, and the one at the end of a run, with the same rows; MB are 10**6 bytes."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mpitrain.errors import counted
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
@@ -55,9 +52,7 @@ def table_of_usage(
     in_memory: copies of the state in memory of the node.
     """
     names = *PARTS, SNAPSHOT, *OF_A_PROCESS
-    columns = [
-        (*usage, copy, *process) for usage, copy, process in zip(usages, copies, processes, strict=True)
-    ]
+    columns = [(*usage, copy, *rest) for usage, copy, rest in zip(usages, copies, processes, strict=True)]
     rows = [("MB of pipeline rank", *map(str, range(len(columns))))]
     for name, numbers in zip(names, zip(*columns)):
         if any(numbers):
@@ -81,20 +76,13 @@ def parameter_line(plan: Plan) -> str:
     moments = num_moments(config.optimizer, "matrix")
     of_moments = moments * moment_bytes(config)
     masters = wide if narrow != wide else 0
-    parts = [
-        f"weight {narrow}",
-        *([f"its master {masters}"] if masters else []),
-        f"gradient {wide}",
-        f"moments {of_moments}",
-    ]
+    master = f", its master {masters}" if masters else ""
     why = "; 2 less with 16-bit gradients, but microbatches are summed in fp32 here" if masters else ""
-    divided = {0: "nothing", 1: "master and moments", 2: "master, moments and gradient", 3: "all of it"}[
-        config.parallel.zero
-    ]
+    divided = ("nothing", "master and moments", "master, moments and gradient", "all of it")
     total = narrow + masters + wide + of_moments
     return (
-        f"{count:,} parameters, {total} bytes each: {', '.join(parts)}{why}; parallel.zero = "
-        f"{config.parallel.zero} divides {divided}"
+        f"{count:,} parameters, {total} bytes each: weight {narrow}{master}, gradient {wide}, moments "
+        f"{of_moments}{why}; parallel.zero = {config.parallel.zero} divides {divided[config.parallel.zero]}"
     )
 
 
@@ -109,22 +97,16 @@ def fit_line(held: Sequence[int], limit: MemoryLimit | None, cheapest: Callable[
             "whether it fits is unknown, since no GPU was found; set run.machine, such as "
             "h100-80gb, or memory.limit_gb"
         )
-    number = limit.ranks
+    total, needed = limit.total_bytes, limit.needed(held)
     who = f"memory limit: {limit.source}; the rank with most memory"
     if limit.of_node:
-        total = _shown(limit.total_bytes)
-        who = (
-            f"memory limit: {total} MB of a node like this one; its {number} rank{'s' if number > 1 else ''}"
-        )
-    needed = limit.needed(held)
-    several = limit.of_node and number > 1
-    verb = "need" if several else "needs"
-    if needed <= limit.total_bytes:
-        spare = f"{_shown(limit.total_bytes - needed)} MB to spare"
-        return f"{who} {verb} {_shown(needed)} MB and fit{'s' * (not several)}, with {spare}"
-    more = _shown(needed - limit.total_bytes)
+        who = f"memory limit: {_shown(total)} MB of a node like this one; its {counted(limit.ranks, 'ranks')}"
+    ending = "" if limit.of_node and limit.ranks > 1 else "s"
+    needs = f"{who} need{ending} {_shown(needed)} MB"
+    if needed <= total:
+        return f"{needs} and fit{ending}, with {_shown(total - needed)} MB to spare"
     where = " on one node (set comm.node_ranks, or run.machine, if there are more)" * limit.of_node
-    return f"{who} {verb} {_shown(needed)} MB, {more} MB too much{where}; {cheapest(limit)}"
+    return f"{needs}, {_shown(needed - total)} MB too much{where}; {cheapest(limit)}"
 
 
 class MemoryRow(NamedTuple):
@@ -148,12 +130,8 @@ def compared(
 ) -> list[MemoryRow]:
     """Return what a rank was to hold, and what it has, part by part.
 
-    copies: to save from, predicted and measured.
-    process: predicted.
-
-    staged: pinned memory of messages.
+    copies: to save from, predicted and measured. process: predicted. staged: pinned memory of messages.
     in_memory: copies of the state in memory of the node, predicted and measured.
-
     bare, most: bytes of the process that no file backs, before it has a model and at most; None:
     nobody knows. What one block works with and all of a process are measured in the last alone.
     """
@@ -172,7 +150,7 @@ def compared(
 def compare(rows: Sequence[MemoryRow]) -> str:
     """Draw the rows of compared()."""
     head = ("memory of rank 0, MB", "predicted", "measured")
-    shown = [(row.part, *("-" if b is None else _shown(b) for b in row[1:])) for row in rows]
+    shown = [(row.part, _shown(row.predicted), _shown(row.measured)) for row in rows]
     return aligned([head, *shown])
 
 
@@ -180,5 +158,5 @@ def _meant(name: str) -> str:
     return f"{name} ({MEANING[name]})" if name in MEANING else name
 
 
-def _shown(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:,.2f}"
+def _shown(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / 1e6:,.2f}"

@@ -20,7 +20,7 @@ from mpitrain.comm.base.wire import ROOM, round_of, sorting_bytes, under_way
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.division.domains import domains_of, itemsize_of_weights, itemsize_on_the_wire
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.bucket_buffers import held_by
+from mpitrain.plan.predict.bucket_buffers import buckets_of
 from mpitrain.plan.predict.rounded_copies import TOGETHER, copies_sent
 
 LINKS = 3  # activations or gradients of a microbatch under way
@@ -31,16 +31,14 @@ def message_bytes(plan: Plan, rank: int) -> int:
     """Return what a rank of a pipeline rank holds for messages."""
     narrow, _ = itemsizes_of(plan.config)
     links = LINKS * math.prod(plan.activation_shape()) * narrow if plan.config.parallel.pp > 1 else 0
-    return window_bytes(plan) + _scratch(plan, rank) + copies_sent(plan, rank) + links
+    return _windows(plan) + _scratch(plan, rank) + copies_sent(plan, rank) + links
 
 
-def window_bytes(plan: Plan) -> int:
-    """Return the shared memory of a rank's own windows."""
-    transport = plan.config.comm.transport
-    ranks = plan.axes.of(0)
+def _windows(plan: Plan) -> int:
+    """Return the shared memory of a rank's own windows: within a node, or in its part of each node."""
+    transport, ranks = plan.config.comm.transport, plan.axes.of(0)
     axes = [name for name, carried in plan.axes.carried.items() if carried.needs_window(transport)]
     shared = [ranks[name] for name in axes if len(ranks[name]) > 1]
-    # of its own within a node, or of its part of each node
     return WINDOW * sum(_on_one_node(plan, mine) or bool(_levels(plan, mine)) for mine in shared)
 
 
@@ -52,20 +50,16 @@ def _on_one_node(plan: Plan, ranks: Sequence[int]) -> bool:
 def _levels(plan: Plan, ranks: Sequence[int]) -> Nodes | None:
     """Return how the ranks lie on nodes, if data moves inside of nodes and between them in turn."""
     comm = plan.config.comm
-    return (
-        nodes_of([rank // comm.node_ranks for rank in ranks])
-        if comm.node_ranks and comm.levels == "auto"
-        else None
-    )
+    if not comm.node_ranks or comm.levels != "auto":
+        return None
+    return nodes_of([rank // comm.node_ranks for rank in ranks])
 
 
 def _scratch(plan: Plan, rank: int) -> int:
-    """Return the memory in which sums arrive, and in which data is sorted by nodes, of the axes of
-    data ranks.
-    """
+    """Return the bytes in which sums arrive, and data is sorted by nodes, of the axes of data ranks."""
     total = 0
     ranks_of = plan.axes.of(0)
-    buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
+    buckets = buckets_of(plan, rank)
     for name, domain in domains_of(plan.config).items():
         mine = [bucket for bucket in buckets if bucket.plan.domain == name]
         lengths = sorted((bucket.weights.length for bucket in mine), reverse=True)
@@ -93,7 +87,6 @@ class _Scratch:
 
     def __init__(self, plan: Plan, ranks: Sequence[int], width: int):
         self._reads = plan.config.comm.transport in ("auto", "shared")
-        self._alone = len(ranks) == 1
         self._one_node = _on_one_node(plan, ranks)
         self._nodes = _levels(plan, ranks)
         self._width = width
@@ -109,7 +102,7 @@ class _Scratch:
 
     def sum_bytes(self, lengths: Sequence[int]) -> int:
         """Return the bytes in which sums of so many numbers arrive, and are added in fp32 over nodes."""
-        if self._alone or (self._one_node and self._reads):
+        if self._size == 1 or (self._one_node and self._reads):
             return 0
         if self._nodes is None or not self._nodes.sums:
             return self._arriving(lengths, self._size, self._width)
@@ -132,7 +125,7 @@ class _Scratch:
 
     def sorting_bytes_of_rounds(self, summed: Sequence[int], gathered: int, plan: Plan, domain: str) -> int:
         """Return the bytes in which two rounds of what is reduced, or gathered, are sorted by nodes."""
-        if self._alone or self._nodes is None:
+        if self._size == 1 or self._nodes is None:
             return 0
         weights = itemsize_of_weights(plan.config, domain)
         needed = [sorting_bytes(gathered // self._size, self._nodes, weights, narrow=False, sums=False)]

@@ -35,10 +35,8 @@ class ModelPart(NamedTuple):
     active: float = 0.0
     flops: float = 0.0
 
-    def plus(self, other: "ModelPart") -> "ModelPart":
-        return ModelPart(
-            self.parameters + other.parameters, self.active + other.active, self.flops + other.flops
-        )
+    def plus(self, parameters: int = 0, active: float = 0.0, flops: float = 0.0) -> "ModelPart":
+        return ModelPart(self.parameters + parameters, self.active + active, self.flops + flops)
 
 
 def part_of(name: str) -> str:
@@ -48,22 +46,18 @@ def part_of(name: str) -> str:
 
 def model_parts(plan: Plan) -> dict[str, ModelPart]:
     """Return the parts of a model, from the embedding to the head; one embedding, if it is tied."""
-    config = plan.config
     parts: defaultdict[str, ModelPart] = defaultdict(ModelPart)
     for spec in plan.parameters():
         part = part_of(spec.name)
-        parts[part] = parts[part].plus(ModelPart(spec.numel, spec.numel * spec.active))
+        parts[part] = parts[part].plus(spec.numel, spec.numel * spec.active)
     for layer in plan.layers:
-        for part, flops in _flops_of(layer, config.data.sequence):
-            parts[part] = parts[part].plus(ModelPart(flops=flops))
+        for part, flops in _flops_of(layer, plan.config.data.sequence):
+            parts[part] = parts[part].plus(flops=flops)
     if "experts" in parts and not parts["feed-forward"].flops:  # the norms before experts alone
-        parts["experts"] = parts["experts"].plus(parts.pop("feed-forward"))
-    return {part: parts[part] for part in _in_order(plan) if part in parts}
-
-
-def _in_order(plan: Plan) -> list[str]:
+        parts["experts"] = parts["experts"].plus(*parts.pop("feed-forward"))
     names = [part_of(spec.name) for layer in plan.layers for spec in layer.parameters()]
-    return [*dict.fromkeys(name for name in (*names, OTHER) if name not in LAST), *LAST]
+    order = (*(name for name in (*names, OTHER) if name not in LAST), *LAST)
+    return {part: parts[part] for part in order if part in parts}
 
 
 def _flops_of(layer: Layer, sequence: int) -> Iterator[tuple[str, float]]:
@@ -76,15 +70,13 @@ def _flops_of(layer: Layer, sequence: int) -> Iterator[tuple[str, float]]:
         return
     if "head" in weights and not weights["head"]:  # tied: the head multiplies with the embedding's weight
         weights["head"] = weights.pop("embedding", 0)
-    rest = next((part for part in ("further tokens", "experts") if part in weights), "")
+    several = next((part for part in ("further tokens", "experts") if part in weights), "")
     for part, numel in weights.items():
-        if rest and part != rest and part in ("head", "router", "shared experts"):
+        if several and part != several and part in ("head", "router", "shared experts"):
             yield part, OF_A_TOKEN * numel
             total -= OF_A_TOKEN * numel
-    yield (
-        rest or next((part for part in ("head", "attention", "feed-forward") if part in weights), OTHER),
-        total,
-    )
+    single = next((part for part in ("head", "attention", "feed-forward") if part in weights), OTHER)
+    yield several or single, total
 
 
 def parts_table(plan: Plan) -> str:
@@ -93,7 +85,7 @@ def parts_table(plan: Plan) -> str:
     parts = model_parts(plan)
     total = ModelPart()
     for part in parts.values():
-        total = total.plus(part)
+        total = total.plus(*part)
     tokens = config.batch.global_ * config.data.sequence
     rows = [("part", "parameters", "%", "of a token", "FLOPs a token", "%", "FLOPs a step")]
     for name, part in (*parts.items(), ("all", total)):

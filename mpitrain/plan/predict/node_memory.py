@@ -1,6 +1,4 @@
-"""Whether the memory of a node, and of a GPU, holds what its ranks keep at least, asked before
-anything is allocated.
-"""
+"""Whether the memory of a node, or of a GPU, holds what its ranks keep at least."""
 
 import os
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ def require_memory(plan: Plan, training: bool = True) -> None:
     """Raise ConfigError if a rank's share can't fit into this node.
 
     The share is that of the largest stage: weights, gradients and moments; without training, weights.
-
     The tensor-parallel ranks of a stage are on one node, and have it all together; those of its
     experts can be on others.
     """
@@ -31,24 +28,21 @@ def require_memory(plan: Plan, training: bool = True) -> None:
     # tied ones once
     specs = [{spec.name: spec for block in stage.specs() for spec in block} for stage in stages]
     of_each = [
-        sum(spec.numel * bytes_by_domain[domain_of(config, spec)] for spec in node_bytes.values())
-        for node_bytes in specs
+        sum(spec.numel * bytes_by_domain[domain_of(config, spec)] for spec in by_name.values())
+        for by_name in specs
     ]
-    # by rank 0
-    gathered = (
-        _bytes_saved(config) * sum(spec.numel for spec in plan.parameters())
-        if training and config.run.shards == "one"
-        else 0
-    )
+    gathered = 0  # by rank 0
+    if training and config.run.shards == "one":
+        gathered = _bytes_saved(config) * sum(spec.numel for spec in plan.parameters())
     node_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     needed = round(max(of_each) + gathered)
     if needed <= node_bytes or (config.run.device != "cpu" and _finds_a_gpu()):
         return
     state, without = _state_phrases(config) if training else ("weights", "")
     raise ConfigError(
-        f"the largest of {counted(len(stages), 'stages')} needs {needed / 2**30:,.0f} GiB for {state}, "
-        "this node "
-        f"has {node_bytes / 2**30:,.0f} GiB; choose a smaller model or more stages (parallel.pp){without}"
+        f"the largest of {counted(len(stages), 'stages')} needs {needed / 2**30:,.0f} GiB for {state}, this "
+        f"node has {node_bytes / 2**30:,.0f} GiB; choose a smaller model or more stages "
+        f"(parallel.pp){without}"
     )
 
 
@@ -76,15 +70,15 @@ def require_gpu_memory(
     needed = sum(usages[rank].on_device - uncounted[rank] for rank in pipeline_ranks)
     if needed <= found_bytes:
         return
-    many = len(pipeline_ranks)
-    fewer = "start fewer ranks on each GPU, "
     tail = "pipeline.tail, " * (plan.config.pipeline.tail > 1)
-    who = f"{many} ranks share a GPU, and keep" if many > 1 else "a rank keeps"
+    who, fewer = "a rank keeps", ""
+    if (many := len(pipeline_ranks)) > 1:
+        who, fewer = f"{many} ranks share a GPU, and keep", "start fewer ranks on each GPU, "
     raise ConfigError(
         f"{who} at least {needed / 2**30:,.1f} GiB of weights, gradients, moments and activations on it; "
-        f"{name} has {found_bytes / 2**30:,.1f} GiB; {fewer if many > 1 else ''}choose a smaller model or "
-        f"more stages (parallel.pp), or look at {tail}parallel.zero and memory.offload (mpitrain "
-        "memory shows what each rank holds)"
+        f"{name} has {found_bytes / 2**30:,.1f} GiB; {fewer}choose a smaller model or more stages "
+        f"(parallel.pp), or look at {tail}parallel.zero and memory.offload (mpitrain memory shows what each "
+        "rank holds)"
     )
 
 
@@ -104,9 +98,7 @@ def _finds_a_gpu() -> bool:
 
 
 def _bytes_of_state(config: ResolvedConfig, domain: str, training: bool) -> float:
-    """Return the bytes that a rank keeps at least for each parameter of a domain, masters of 16-bit
-    weights not counted.
-    """
+    """Return what a rank keeps at least of each parameter of a domain, without masters of 16-bit weights."""
     parallel, (narrow, wide), saved = config.parallel, itemsizes_of(config), _bytes_saved(config)
     copied = saved if config.run.save == "background" and config.run.shards != "one" else 0
     parts = ((3, narrow), (2, wide), (1, saved - wide + copied))[: None if training else 1]
@@ -121,9 +113,9 @@ def _bytes_saved(config: ResolvedConfig) -> int:
 
 def _state_phrases(config: ResolvedConfig) -> tuple[str, str]:
     """Return what a message says of the state, with the snapshot, and what to do without it."""
-    state, copy, without = "weights, gradients and moments", "", ""
+    state = "weights, gradients and moments"
     if config.run.shards == "one":
-        copy, without = ", and a copy of the whole model to save from", ', or run.shards = "rank"'
-    elif config.run.save == "background":
-        copy, without = ", and a copy of them to save from", ', or run.save = "blocking"'
-    return state + copy, without
+        return f"{state}, and a copy of the whole model to save from", ', or run.shards = "rank"'
+    if config.run.save == "background":
+        return f"{state}, and a copy of them to save from", ', or run.save = "blocking"'
+    return state, ""

@@ -1,11 +1,11 @@
-"""The buffers that a program borrows: weights with ZeRO-3; gradients with ZeRO-2 and 3, with sums
-after each microbatch, or in a tree.
+"""The buffers that a program borrows.
 
-weights    from GATHER to RELEASE, unless they are kept over the step, or no other rank has a part
-           of them
-gradients  from the first backward that adds to them until they are reduced. A reduction travels
-           under the next computation. A backward that takes buffers after that waits for it, for
-           they may lie in its memory. What no other rank has a part of is added to its sum at once.
+weights    with ZeRO-3: from GATHER to RELEASE, unless they are kept over the step, or no other rank
+           has a part of them
+gradients  with ZeRO-2 and 3, sums after each microbatch, or in a tree: from the first backward that
+           adds to them until they are reduced. A reduction travels under the next computation. A
+           backward that takes buffers after that waits for it, for they may lie in its memory. What
+           no other rank has a part of is added to its sum at once.
 """
 
 from collections import defaultdict
@@ -43,8 +43,7 @@ class Needed(NamedTuple):
 def needed_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST, dp_rank: int | None = None) -> Needed:
     """Return what the programs of a pipeline rank will borrow.
 
-    place: as in held_by.
-    dp_rank: whose microbatches; None: of the data rank that borrows most.
+    place: as in held_by. dp_rank: whose microbatches; None: of the data rank that borrows most.
     """
     run = plan.run_of(plan.division.rank_of_most_sums if dp_rank is None else dp_rank)
     lends = lends_gradients(plan.config.parallel)
@@ -166,7 +165,8 @@ class _Gradients:
         self.lender = _Lender()
         self.waits = list[int]()  # Needed.waits
         self._completed = completed_by(program, stages, self.table, run) if self.tree else {}
-        self._sums = _Sums(self.lender)
+        # by gradient, the sums of a tree that wait for others, and in the buffer of which group they are
+        self._waiting: dict[int, SubtreeSums[range]] = {}  # (parallel/zero/tree_accumulation.py)
         self._domains = {
             id(gradient): b.plan.domain
             for state in stages.values()
@@ -188,7 +188,7 @@ class _Gradients:
             self._num_travelled = self._num_started
         for action in group:
             for gradient, number in self._completed.get(action, ()):
-                self._sums.complete(id(gradient), number)
+                self._complete(id(gradient), number)
             self._give_back(action)
 
     def _take(self, action: Action) -> None:
@@ -207,9 +207,18 @@ class _Gradients:
         for key, gradient in taken.items():
             self.lender.take(key, self._domains[id(gradient)], gradient.length)
 
+    def _complete(self, gradient: int, group: range) -> None:
+        """Add a group's sum to its neighbours', and give its buffer back."""
+
+        def join(earlier: range, later: range) -> range:
+            self.lender.give_back((gradient, later))
+            return earlier
+
+        self._waiting.setdefault(gradient, SubtreeSums(join)).add(group, group)
+
     def _give_back(self, action: Action) -> None:
         for gradient in given_back(action, self.stages, self.sends):
-            groups = self._sums.take(id(gradient)) if self.tree else [ALL]
+            groups = self._waiting.pop(id(gradient)).sums if self.tree else [ALL]
             keys = [(id(gradient), group) for group in groups]
             domain = self._domains[id(gradient)]
             if self.sends and action.kind == "REDUCE" and domain not in self.alone:
@@ -221,34 +230,10 @@ class _Gradients:
                     self.lender.give_back(key)
 
 
-class _Sums:
-    """The sums of a tree that wait for others, by gradient.
-
-    Their subtrees, and in the buffer of which group they are (parallel/zero/tree_accumulation.py).
-    """
-
-    def __init__(self, lender: _Lender):
-        self._lender = lender
-        self._waiting: dict[int, SubtreeSums[range]] = {}
-
-    def complete(self, gradient: int, group: range) -> None:
-        """Add a group to its neighbours, and give its buffer back."""
-
-        def join(earlier: range, later: range) -> range:
-            self._lender.give_back((gradient, later))
-            return earlier
-
-        self._waiting.setdefault(gradient, SubtreeSums(join)).add(group, group)
-
-    def take(self, gradient: int) -> list[range]:
-        """Return in whose buffers the sums of all groups are, and forget them."""
-        return self._waiting.pop(gradient).sums
-
-
 def given_back(action: Action, stages: Mapping[int, StageLike], lends: bool) -> Sequence[Any]:
     """Return the gradients whose buffers an instruction gives back.
 
-    Where gradients are whole all the time, what a tree has lent is copied to them, as soon as all
+    Where gradients are whole all the time, what a tree has lent is copied to them once all
     microbatches are summed. Else a use of a tied embedding is given back when it has been added to
     the first, all else when it has been reduced.
     """

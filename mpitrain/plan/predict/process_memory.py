@@ -6,20 +6,18 @@ All but `library` comes with the first steps. Measured as benchmarks/memory.py s
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mpitrain.plan.activations.kept import Activations
 from mpitrain.plan.activations.peak import put_away
 from mpitrain.plan.declared.expert_rows import num_lengths
 from mpitrain.plan.declared.parameters import EXPERT, Spec, itemsizes_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.memory import MemoryUsage, predict_rank
+from mpitrain.plan.predict.memory import MemoryUsage, activations_of, predict_rank
 from mpitrain.plan.predict.promises import RECOMPUTE, with_value
 from mpitrain.plan.settings.experts import positions
 
 # bytes of a process of this rank before it has a model: Python, torch and MPI, without what is
 # mapped from files
 LIBRARY = 180_000_000
-# what those make with the first step, and HDF5 with the first save. By the rows of
-# benchmarks/memory.py on two processors; with the holes of its heap a tiny model has 7 to 9 MB
+# what those make with the first step, and HDF5 with the first save, by benchmarks/memory.py on two processors
 FIRST_USES = 7_000_000
 # the same beside a GPU: torch's build for CUDA; then the driver's, cuBLAS's and the kernels that are loaded
 # with the first step. Measured: NVIDIA H200, driver 580.159.04, torch 2.11.0+cu130, 2026-11-26
@@ -32,9 +30,8 @@ DIRECTIONS = 3  # forward, gradient of the input, of the weight
 # how many rows come to an expert, as multiples of what equal loads would bring
 FEWEST, MOST = 0.25, 2.5
 # torch begins a tensor at a multiple of 64 bytes, and malloc finds that only in a piece some 100 bytes
-# longer than the tensor. So a hole that one leaves between two others can't take the next of its length.
-# With MALLOC_MMAP_THRESHOLD_=131072, where each tensor has pages of its own, there are none, and
-# every page is cleared by the kernel again.
+# longer than the tensor: a hole that one leaves between two others can't take the next of its length.
+# MALLOC_MMAP_THRESHOLD_=131072 leaves none, and the kernel clears every page again.
 HOLES = 8_000_000
 BEFORE_A_MODEL = LIBRARY + FIRST_USES + HOLES
 # of what microbatches take. Between tensors that are kept, holes are left by those that a forward makes
@@ -72,17 +69,7 @@ def memory_of_process(plan: Plan, rank: int, usage: MemoryUsage) -> ProcessMemor
 
 
 def _of_a_process(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
-    holes = HOLES + _holes(plan, whole, rank, usage)
-    return ProcessMemory(LIBRARY, FIRST_USES, _kernels(plan, rank), holes)
-
-
-def _holes(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> int:
-    """Return the holes between tensors of microbatches.
-
-    Pieces that malloc takes from the system one by one leave none.
-
-    whole: the plan without recomputation.
-    """
+    """Return the same. whole: the plan without recomputation."""
     config = plan.config
     makes = {
         "tp": config.parallel.tp > 1,
@@ -94,15 +81,14 @@ def _holes(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> int:
     dropped = 0  # by a forward, to make them again: how much more there is without that
     if config.memory.recompute != "none":
         dropped = max(0, predict_rank(whole, rank).computed - usage.computed)
-    return int(share * computed + min(dropped, HOLES_OF_RECOMPUTED * computed))
+    holes = HOLES + int(share * computed + min(dropped, HOLES_OF_RECOMPUTED * computed))
+    return ProcessMemory(LIBRARY, FIRST_USES, _kernels(plan, rank), holes)
 
 
 def _copied_away(plan: Plan, rank: int) -> int:
     """Return the bytes of activations that are on the host."""
     plan = plan if plan.holds_all else plan.shortest
-    table = plan.table
-    formulas = {stage: Activations(plan.stage(stage), plan.sizes) for stage in table.chunks[rank]}
-    return put_away(plan.lowered_training.ranks[rank], table, formulas)
+    return put_away(plan.lowered_training.ranks[rank], plan.table, activations_of(plan, rank))
 
 
 def _kernels(plan: Plan, rank: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from mpitrain.plan.declared.optimizers import num_moments
 from mpitrain.plan.declared.parameters import itemsizes_of
+from mpitrain.plan.division.buckets import BucketMap
 from mpitrain.plan.division.domains import domains_of
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import held_by
@@ -19,8 +20,7 @@ DIGEST_BYTES = 64  # at the end of a copy that is sent
 
 
 def copy_bytes(plan: Plan, rank: int, shards: Mapping[str, int] | None = None) -> int:
-    """Return the bytes of the copy of a rank of one pipeline rank, of those that save: the first
-    with their shard, and along tp.
+    """Return the bytes of the copy of a rank that saves, the first with its shard and along tp.
 
     shards: its part of a state that is divided, by domain; None: the one that is largest.
     """
@@ -69,32 +69,25 @@ def _state_bytes(
 
     alignment: of each tensor.
     """
+    config = plan.config
     owns_embedding = rank == plan.table.rank_of[0]
-    stages = {number: stage for number, stage in held_by(plan, rank).items() if number < plan.table.depth}
-    buckets = [
-        b
-        for stage in stages.values()
-        for b in stage.buckets
-        if b.owned and (owns_embedding or not b.plan.tied)
-    ]
-    total, (_, wide), moment = 0, itemsizes_of(plan.config), moment_bytes(plan.config)
-    for name, domain in domains_of(plan.config).items():
-        if name not in names:
-            continue
-        mine = [bucket.weights.map for bucket in buckets if bucket.plan.domain == name]
-        shard_numbers = range(domain.num_shards(plan.config)) if shards is None else (shards[name],)
-        runs = (
-            [(spec, end - begin) for mapped in mine for spec, begin, end in mapped.runs(shard)]
-            for shard in shard_numbers
-        )
-        total += max(
-            sum(
-                aligned_bytes(n * wide, alignment)
-                + spec.updated
-                * num_moments(plan.config.optimizer, spec.group)
-                * aligned_bytes(n * moment, alignment)
-                for spec, n in part
-            )
-            for part in runs
-        )
+    stages = [stage for number, stage in held_by(plan, rank).items() if number < plan.table.depth]
+    owned = [bucket for stage in stages for bucket in stage.buckets if bucket.owned]
+    buckets = [bucket for bucket in owned if owns_embedding or not bucket.plan.tied]
+    (_, wide), moment = itemsizes_of(config), moment_bytes(config)
+
+    def part_bytes(mapped: BucketMap, shard: int) -> int:
+        total = 0
+        for spec, begin, end in mapped.runs(shard):
+            moments = num_moments(config.optimizer, spec.group) if spec.updated else 0
+            total += aligned_bytes((end - begin) * wide, alignment)
+            total += moments * aligned_bytes((end - begin) * moment, alignment)
+        return total
+
+    total = 0
+    for name, domain in domains_of(config).items():
+        if name in names:
+            mine = [bucket.weights.map for bucket in buckets if bucket.plan.domain == name]
+            parts = range(domain.num_shards(config)) if shards is None else (shards[name],)
+            total += max(sum(part_bytes(mapped, shard) for mapped in mine) for shard in parts)
     return total

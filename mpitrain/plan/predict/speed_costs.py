@@ -5,8 +5,8 @@ from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.declared.resolved import ResolvedConfig
 from mpitrain.plan.division.domains import domains_of, drops_weights, gather_of
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.bucket_buffers import held_by
-from mpitrain.plan.predict.pool_sizes import needed_by
+from mpitrain.plan.predict.bucket_buffers import buckets_of
+from mpitrain.plan.predict.memory import lent_bytes
 from mpitrain.plan.predict.promises import COPIES, more_than, most_bytes, with_parallel
 
 
@@ -27,7 +27,7 @@ def costs(plan: Plan) -> list[str]:
     if parallel.reduce == "microbatch":
         lines += _costs_of_each(plan)
     elif parallel.zero >= 2 and plan.num_microbatches > 1:
-        lent = max(_lent(plan, rank) for rank in range(parallel.pp))
+        lent = max(lent_bytes(plan, rank)[1] for rank in range(parallel.pp))
         instead = (
             'numerics.reproducible = "layout" needs it'
             if plan.config.numerics.reproducible == "layout"
@@ -57,7 +57,7 @@ def _costs_of_each(plan: Plan) -> list[str]:
     parallel = plan.config.parallel
     if plan.table.copies > 1:
         return [f'parallel.reduce = "microbatch" does nothing with {plan.config.pipeline.schedule}: {COPIES}']
-    saved = max(_whole_gradients(plan, rank) - _lent(plan, rank) for rank in range(parallel.pp))
+    saved = max(_whole_gradients(plan, rank) - lent_bytes(plan, rank)[1] for rank in range(parallel.pp))
     if saved > 0 or (parallel.zero >= 2 and plan.num_microbatches == 1):
         return []
     why = "it has several whole buckets at the same time; a smaller comm.bucket_mb needs less"
@@ -74,13 +74,6 @@ def _whole_gradients(plan: Plan, rank: int) -> int:
     With ZeRO-1 a rank has its shard's in either way, and with ZeRO-0 all of them.
     """
     _, wide = itemsizes_of(plan.config)
-    buckets = [bucket for stage in held_by(plan, rank).values() for bucket in stage.buckets]
-    gradients = [gradient for bucket in buckets for gradient in bucket.gradients]
+    gradients = [gradient for bucket in buckets_of(plan, rank) for gradient in bucket.gradients]
     shards = sum(held.kept(divided=True) for held in gradients) if plan.config.parallel.zero < 2 else 0
     return (sum(held.length for held in gradients) - shards) * wide
-
-
-def _lent(plan: Plan, rank: int) -> int:
-    """Return the bytes of the gradients that are lent."""
-    _, wide = itemsizes_of(plan.config)
-    return sum(arena.length for arena in needed_by(plan, rank).gradients.values()) * wide

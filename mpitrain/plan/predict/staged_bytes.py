@@ -16,7 +16,7 @@ from mpitrain.plan.division.domains import (
     itemsize_on_the_wire,
 )
 from mpitrain.plan.plan import Plan
-from mpitrain.plan.predict.bucket_buffers import HeldBucket, held_by
+from mpitrain.plan.predict.bucket_buffers import HeldBucket, buckets_of
 
 
 def staged_bytes(plan: Plan, rank: int) -> int:
@@ -26,13 +26,12 @@ def staged_bytes(plan: Plan, rank: int) -> int:
     """
     summed: Counter[int] = Counter()
     fetched: Counter[int] = Counter()
-    for stage in held_by(plan, rank).values():
-        for bucket in stage.buckets:
-            summed += _summed_sizes(plan, bucket)
-            mapped, domain = bucket.weights.map, bucket.plan.domain
-            if bucket.owned and mapped.num_shards > 1 and not drops_weights(plan.config, domain):
-                # the block of its weights, which all ranks have after an update
-                fetched[_block(mapped.length * itemsize_of_weights(plan.config, domain))] += 1
+    for bucket in buckets_of(plan, rank):
+        summed += _summed_sizes(plan, bucket)
+        mapped, domain = bucket.weights.map, bucket.plan.domain
+        if bucket.owned and mapped.num_shards > 1 and not drops_weights(plan.config, domain):
+            # the block of its weights, which all ranks have after an update
+            fetched[_block(mapped.length * itemsize_of_weights(plan.config, domain))] += 1
     return sum(block * count for block, count in (summed | fetched).items())
 
 
