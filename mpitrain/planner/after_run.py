@@ -12,7 +12,6 @@ memory`.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from mpitrain.comm.meters.account import AxisUsage
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.inputs import shown
 from mpitrain.plan.declared.formatting import aligned, megabytes
@@ -114,16 +113,12 @@ def _times(terms: Mapping[str, float], names: list[str]) -> list[str]:
 
 def measured_terms(run: MeasuredRun) -> dict[str, float]:
     """Return the seconds of a step by what the rank that waited least spent them on."""
-    least = min(run.usages, key=_blocked_s)
+    least = min(run.usages, key=lambda usages: sum(usage.blocked_s for usage in usages.values()))
     terms: dict[str, float] = {}
     for axis, usage in least.items():
         term = TERM_OF_AXIS.get(axis, "dp")
         terms[term] = terms.get(term, 0.0) + usage.blocked_s / run.counted
     return {"computing": max(0.0, run.step_s - sum(terms.values())), **terms}
-
-
-def _blocked_s(usages: Mapping[str, AxisUsage]) -> float:
-    return sum(usage.blocked_s for usage in usages.values())
 
 
 def predicted_terms(run: MeasuredRun, rates: MachineRates) -> dict[str, float]:

@@ -66,6 +66,12 @@ class PredictedRow(NamedTuple):
     def error(self, mode: str) -> float:
         return self.seconds[mode] / self.measured - 1
 
+    def names(self) -> dict[str, str]:
+        """Return which row it is, of what."""
+        row = self.row
+        model, layout = row.model.name, row.layout.describe()
+        return {"id": row.id, "system": row.whole_system, "model": model, "layout": layout}
+
 
 class BacktestOutcome(NamedTuple):
     """All rows, predicted in every mode; the constant of each system."""
@@ -79,10 +85,7 @@ def by_row(outcome: BacktestOutcome) -> list[dict[str, Any]]:
     """Return what is known and predicted of each row, in seconds and bytes."""
     return [
         {
-            "id": each.row.id,
-            "system": each.row.whole_system,
-            "model": each.row.model.name,
-            "layout": each.row.layout.describe(),
+            **each.names(),
             "regime": each.row.regime,
             "half": {True: "fit", False: "test", None: ""}[each.row.fitted],
             "measured_s": each.row.measured.seconds,
@@ -376,10 +379,7 @@ def _assumed(rows: Sequence[PredictedRow]) -> list[dict[str, Any]]:
 def _worst(held_out: Sequence[PredictedRow]) -> list[dict[str, Any]]:
     return [
         {
-            "id": each.row.id,
-            "system": each.row.whole_system,
-            "model": each.row.model.name,
-            "layout": each.row.layout.describe(),
+            **each.names(),
             "published_s": each.measured,
             "predicted_s": each.seconds["calibrated"],
             "error": each.error("calibrated"),

@@ -13,7 +13,6 @@ machine explains.
 """
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from datetime import date
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from msgspec.structs import replace
 
 from mpitrain.errors import counted
 from mpitrain.inputs import shown
+from mpitrain.plan.predict.memory_limit import limit_of_node
 from mpitrain.plan.predict.step_time.machine import (
     LONGEST_LATENCY_S,
     LONGEST_LAUNCH_S,
@@ -211,7 +211,7 @@ def _here(machine: MachineFile, run: MeasuredRun) -> MachineFile:
     near = run.node_ranks if run.node_ranks > 1 else machine.ranks_per_node
     if machine.device != "cpu":
         return replace(machine, ranks_per_node=near)
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // max(1, run.node_ranks)
+    memory = limit_of_node(max(1, run.node_ranks)).num_bytes
     return replace(machine, ranks_per_node=near, memory_bytes=memory, cores_per_node=run.node_cores)
 
 

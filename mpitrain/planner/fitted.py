@@ -82,10 +82,7 @@ def calibrated(machine: MachineFile, constant: float, kernel: str, source: str) 
     def later(seconds: float, longest: float) -> float:
         return min(longest, float(f"{seconds * slower:.4g}"))
 
-    of_kernel = {
-        way: machine.attention.get(f"{way}_{kernel}", machine.attention[way])
-        for way in ("forward", "backward")
-    }
+    of_kernel = {way: machine.attention_of(way, kernel) for way in ("forward", "backward")}
     machine = replace(machine, attention={**machine.attention, **of_kernel}).with_figures(of)
     latencies = {
         f"{link}_latency_s": later(seconds, LONGEST_LATENCY_S)

@@ -86,9 +86,8 @@ def save_times(
     together = rate * _nodes(layout, machine)
     took = SAVE_BYTES * model.num_parameters / min(together, max(STORAGE_RATE, machine.storage_write))
     if stated_s:
-        return SaveTimes(
-            max(took, stated_s), stated_s, source if took >= stated_s else "as stated", "as stated"
-        )
+        took_source = source if took >= stated_s else "as stated"
+        return SaveTimes(max(took, stated_s), stated_s, took_source, "as stated")
     if blocking:
         return SaveTimes(took, took, source, source)
     known = machine.host_copy or not machine.on_gpu

@@ -99,18 +99,19 @@ def layouts_in(
     schedule, chunks = _schedule(fields.get("schedule", ""), count_in(fields, "vpp") or 1, pp)
     modes = _recompute(fields, convention, assumed)
     precision = fields.get("precision", "")
+    is_fp8 = any(name in precision.lower() for name in ("fp8", "float8"))
+    by_sequence = "sequence" in fields.get("recompute", "") or convention.sequence_parallel
+    dispatch = _dispatch(fields, convention)
     layout = StepLayout(
         ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, model, tp, ep, ranks // pp),
-        chunks=chunks, zero=zero, sharded=_shards(fields), schedule=schedule,
-        compute=_dtype(fields),
-        flash=_flag(fields, "flash", convention.flash, assumed),
-        fused=convention.fused or "compile" in precision,
-        sequence_parallel=_sequence_parallel(fields, convention, tp),
+        chunks=chunks, zero=zero, sharded=count_in(fields, "dp_shard") or 0, schedule=schedule,
+        compute="fp8" if is_fp8 else "bf16", flash=_flash(fields, convention, assumed),
+        fused=convention.fused or "compile" in precision, sequence_parallel=tp > 1 and by_sequence,
         overlapped=convention.overlapped, wire_bytes=convention.wire_bytes,
         gradient_bytes=convention.wire_bytes,
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
         stages=_even_stages(len(model.blocks), pp * chunks, convention.ends_count), again=convention.again,
-        dispatch=_dispatch(fields, convention), awaits=_awaits(fields, convention),
+        dispatch=dispatch, awaits=_awaits(fields, convention, dispatch),
         hides_dispatch="overlap" in fields.get("dispatcher", "").lower(),
         narrow_gathers=convention.narrow_gathers,
     )  # fmt: skip
@@ -146,10 +147,6 @@ def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
         product = f"dp {dp} x tp x cp x pp {inside} = {dp * inside}"
         raise ConfigError(f"{product} contradicts its {counted(ranks, 'GPUs')}")
     return ranks, sequence
-
-
-def _sequence_parallel(fields: Mapping[str, str], convention: Convention, tp: int) -> bool:
-    return tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
 
 
 def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: int) -> int:
@@ -280,11 +277,6 @@ def _schedule(text: str, chunks: int, pp: int) -> tuple[str, int]:
     return family.name, chunks if family.placed == "looped" else catalog.chunks_of(family.name, None)
 
 
-def _dtype(fields: Mapping[str, str]) -> str:
-    text = fields.get("precision", "").lower()
-    return "fp8" if "fp8" in text or "float8" in text else "bf16"
-
-
 def _dispatch(fields: Mapping[str, str], convention: Convention) -> str:
     text = fields.get("dispatcher", "").lower().replace("-", "")
     if any(name in text for name in ("deepep", "hybridep", "hierarchical")):
@@ -294,23 +286,18 @@ def _dispatch(fields: Mapping[str, str], convention: Convention) -> str:
     return convention.dispatch
 
 
-def _shards(fields: Mapping[str, str]) -> int:
-    """Return how many ranks share the state of ZeRO; 0: all data ranks."""
-    return count_in(fields, "dp_shard") or 0
-
-
-def _awaits(fields: Mapping[str, str], convention: Convention) -> float:
+def _awaits(fields: Mapping[str, str], convention: Convention, dispatch: str) -> float:
     """Return what a host waits for: kernels that bring rows once to a rank tell it less often, and experts
     that drop tokens have as many rows each.
     """
-    dropping = "drop" in fields.get("model", "").lower()
-    alltoall = _dispatch(fields, convention) == "alltoall" and not dropping
-    return convention.awaits if alltoall else min(convention.awaits, 1.0)
+    is_dropping = "drop" in fields.get("model", "").lower()
+    waits_often = dispatch == "alltoall" and not is_dropping
+    return convention.awaits if waits_often else min(convention.awaits, 1.0)
 
 
-def _flag(fields: Mapping[str, str], key: str, default: bool, assumed: dict[str, str]) -> bool:
-    text = fields.get(key, "").lower()
+def _flash(fields: Mapping[str, str], convention: Convention, assumed: dict[str, str]) -> bool:
+    text = fields.get("flash", "").lower()
     if text in ("1", "yes", "true", "0", "no", "false"):
         return text in ("1", "yes", "true")
-    assumed[key] = "yes" if default else "no"
-    return default
+    assumed["flash"] = "yes" if convention.flash else "no"
+    return convention.flash

@@ -80,7 +80,8 @@ class _Choice:
         # part of what a run computes: it stays as the default layout has it
         self._given = msgspec.structs.replace(given, batch=self._default.config.batch)
         self._machine = find_machine(given.run.machine) if given.run.machine else None
-        self._limit = limit_of_rank(given, request.ranks.size, self._node_ranks(), request.gpu)
+        self._node_ranks = given.comm.node_ranks or request.ranks.largest_node
+        self._limit = limit_of_rank(given, request.ranks.size, self._node_ranks, request.gpu)
         self._on_gpu = self._limit.on_gpu if self._limit else computes_on_gpu(given)
 
     def answer(self) -> AnsweredLayout:
@@ -109,12 +110,14 @@ class _Choice:
 
     def _faster(self, found: PlannedLayout | None) -> AnsweredLayout:
         """Return the planner's choice if it saves GAIN on a measured machine, else the default."""
-        given = self._request.config
-        seconds = self._default_seconds()
+        given, rates = self._request.config, self._rates()
+        layout = layout_of(self._default.config, rates, self._default.routing)
+        step = predict_step(model_of(given, self._request.vocabulary), layout, rates)
         if found is None:
             return AnsweredLayout(given, ["layout: the default; no other layout fits"])
+        seconds = step.seconds * rates.spread.middle
         gain = 1 - found.seconds / seconds
-        by = f"by figures of {self._rates().name}"
+        by = f"by figures of {rates.name}"
         if gain < GAIN:
             said = f"the layout is the default: the planner's first, {found.words}, saves {gain:.0%} {by}"
             return AnsweredLayout(given, [said])
@@ -146,16 +149,12 @@ class _Choice:
             if before.run.layout != "planned" or ranks != self._request.ranks.size:
                 return None
             config = _with_recorded(self._given, before)
-            if self._changes_fixed(config):  # that was set since
+            taken, fixed = settings.flatten(config), fixed_keys(self._given, self._request.origins)
+            if any(taken[key] != value for key, value in fixed.items()):  # that was set since
                 return None
             fits = self._limit is None or self._held(self._plan(config)) <= self._limit.usable
             return config if fits else None
         return None
-
-    def _changes_fixed(self, config: Config) -> bool:
-        taken = settings.flatten(config)
-        fixed = fixed_keys(self._given, self._request.origins)
-        return any(taken[key] != value for key, value in fixed.items())
 
     # ------------------------------------------------------------ what is planned
 
@@ -177,26 +176,17 @@ class _Choice:
         layout, step, config = chosen[0].expected(rates)
         return PlannedLayout(config, chosen[0].held, step.seconds, layout.describe())
 
-    def _default_seconds(self) -> float:
-        rates, model = self._rates(), model_of(self._request.config, self._request.vocabulary)
-        layout = layout_of(self._default.config, rates, self._default.routing)
-        return predict_step(model, layout, rates).seconds * rates.spread.middle
-
     def _plan(self, config: Config) -> Plan:
         return plan_for(config, self._request.ranks, self._request.vocabulary)
 
     # ------------------------------------------------------------ the machine
-
-    def _node_ranks(self) -> int:
-        """Return the ranks of a node; where nodes differ, the fewest that the largest one has."""
-        return self._request.config.comm.node_ranks or self._request.ranks.largest_node
 
     def _rates(self) -> MachineRates:
         """Return figures of the machine, or of one of its kind, with its nodes and memory."""
         alike = like_gpu(self._request.gpu.name) if self._request.gpu else None
         rates = machine_of(self._machine or alike or find_machine(ON_GPU if self._on_gpu else ON_CPU))
         memory = self._limit.num_bytes if self._limit else rates.memory_bytes
-        return rates._replace(ranks_per_node=self._node_ranks(), memory_bytes=memory)
+        return rates._replace(ranks_per_node=self._node_ranks, memory_bytes=memory)
 
     def _is_measured(self) -> bool:
         """Return whether the figures of run.machine were measured on it, and nothing disturbed that."""

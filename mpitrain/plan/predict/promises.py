@@ -1,4 +1,4 @@
-"""What settings that are there for memory save, compared with the same run without them.
+"""What settings that are there for memory save.
 
 A stage of ZeRO or a mode of recomputation is compared with the one before it, an axis with fewer
 ranks that don't divide along it, a schedule with those that it promises to hold less than, or no more.
@@ -55,10 +55,7 @@ def more_than(more: int) -> str:
 
 
 def _fullest_if(plan: Plan) -> MemoryUsage | None:
-    """Return what fullest() does; None of a plan that can't be.
-
-    Such as pairs in parts where nothing is walked in parts.
-    """
+    """Return what fullest() does; None of a plan that can't be, such as pairs where nothing is in parts."""
     try:
         return fullest(plan)
     except (ConfigError, ScheduleError):
@@ -73,8 +70,8 @@ def with_value(plan: Plan, key: str, value: Any) -> Plan:
     if key == REGATHER:
         return with_parallel(plan, regather=value)
     if key == ZERO:
-        open_keys = dict(zero=value, reduce="auto", gather="auto", ahead=1)
-        return with_parallel(plan, **open_keys, **({} if value else {"dp_shard": 0}))
+        shared = {} if value else {"dp_shard": 0}
+        return with_parallel(plan, zero=value, reduce="auto", gather="auto", ahead=1, **shared)
     changed = plan.with_values({"memory.recompute": value, "memory.every": 0})
     return changed if can_regather(changed.config) else with_parallel(changed, regather=False)
 
@@ -101,10 +98,7 @@ def by_value(plan: Plan, key: str, values: Collection[Any] | None = None) -> dic
 
 
 def idle_values(plan: Plan, key: str, bytes_by_value: Mapping[Any, int]) -> list[str]:
-    """Say which values of a key hold no less than the one before, and why.
-
-    bytes_by_value: by_value().
-    """
+    """Say which values of a key hold no less than the one before, and why. bytes_by_value: by_value()."""
     lines = []
     for before, value in pairwise(value for value in ORDERED[key] if value in bytes_by_value):
         more = bytes_by_value[value] - bytes_by_value[before]
@@ -115,24 +109,22 @@ def idle_values(plan: Plan, key: str, bytes_by_value: Mapping[Any, int]) -> list
 
 
 def idle_here(plan: Plan) -> list[str]:
-    """Say so if this run's stage of ZeRO or its recomputation holds no less than the one before it.
+    """Say which of ZeRO's stage, recomputation, parallel.regather and schedule hold no less than without.
 
-    And so of its schedule and of parallel.regather.
+    A stage and a mode are compared with the one before them.
     """
     zero, mode = plan.config.parallel.zero, plan.config.memory.recompute
     before = {"none": (), "full": ("selective",)}.get(mode, ("none",))
-    others = {ZERO: by_value(plan, ZERO, range(zero)[-1:]), RECOMPUTE: by_value(plan, RECOMPUTE, before)}
-    regathers = by_value(plan, REGATHER) if plan.config.parallel.regather else {}
+    by_zero, by_mode = by_value(plan, ZERO, range(zero)[-1:]), by_value(plan, RECOMPUTE, before)
+    mine = most_bytes(plan) if by_zero or by_mode else 0
+    lines = idle_values(plan, ZERO, {**by_zero, zero: mine})
+    lines += idle_values(plan, RECOMPUTE, {**by_mode, mode: mine})
+    if plan.config.parallel.regather:
+        lines += idle_values(plan, REGATHER, by_value(plan, REGATHER))
     # of the default schedule `mpitrain memory` says it, if anybody asks
-    schedule = [] if plan.config.pipeline.schedule == Pipeline().schedule else idle_schedule(plan)
-    mine = most_bytes(plan) if any(others.values()) else 0
-    lines = [
-        line
-        for (key, held), value in zip(others.items(), (zero, mode))
-        for line in idle_values(plan, key, held | {value: mine})
-        if mine
-    ]
-    return [*lines, *idle_values(plan, REGATHER, regathers), *schedule]
+    if plan.config.pipeline.schedule != Pipeline().schedule:
+        lines += idle_schedule(plan)
+    return lines
 
 
 def _splits_backwards(plan: Plan) -> bool:
@@ -141,33 +133,25 @@ def _splits_backwards(plan: Plan) -> bool:
 
 def _why_no_less(plan: Plan, key: str, value: Any) -> str:
     """Return the end of a line: why a value holds no less than the one before."""
-    config = plan.config
     if key == REGATHER:
-        why = "memory peaks where no block's input is kept, such as in the head"
-        if config.memory.offload in ("activations", "all"):
-            why = (
-                "kept inputs are in host memory, where it saves; the device has the input of one "
-                "block either way"
+        if plan.config.memory.offload in ("activations", "all"):
+            return (
+                ", and sends more: kept inputs are in host memory, where it saves; the device has the input "
+                "of one block either way"
             )
-        return f", and sends more: {why}"
-    return f": {_why_recomputed(plan) if key == RECOMPUTE else _why_divided(plan, value)}"
-
-
-def _why_recomputed(plan: Plan) -> str:
+        return ", and sends more: memory peaks where no block's input is kept, such as in the head"
+    if key == ZERO:
+        return f": {_why_divided(plan, value)}"
     if _splits_backwards(plan):
         return (
-            "most memory is kept for weight gradients, and is not recomputed; a schedule such as "
-            "1f1b keeps less of it"
+            ": most memory is kept for weight gradients, and is not recomputed; a schedule such as 1f1b "
+            "keeps less of it"
         )
-    return "recomputing one block needs more than the stage's few blocks keep without"
+    return ": recomputing one block needs more than the stage's few blocks keep without"
 
 
 def _why_divided(plan: Plan, stage: int) -> str:
-    """Return why a stage of ZeRO holds no less than the one before.
-
-    What it divides isn't there; or gradients, or weights, are lent for longer than one computation,
-    or more of them than is divided.
-    """
+    """Return why a stage of ZeRO holds no less than the one before."""
     offload, experts = plan.config.memory.offload, plan.config.experts
     if stage == 1 and offload in ("optimizer", "all"):
         return f'the state it divides is in host memory (memory.offload = "{offload}"), where it saves'
@@ -268,8 +252,8 @@ def promises(schedule: str) -> list[tuple[str, bool]]:
     family = catalog.FAMILIES.get(schedule)
     if family is None:  # a table of the user's own
         return []
-    less, no_more = ([other.name for other in others] for others in (family.less_than, family.no_more_than))
-    return [*((name, True) for name in less), *((name, False) for name in no_more)]
+    less = [(other.name, True) for other in family.less_than]
+    return less + [(other.name, False) for other in family.no_more_than]
 
 
 def idle_schedule(plan: Plan) -> list[str]:
