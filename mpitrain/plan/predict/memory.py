@@ -1,6 +1,4 @@
-"""`mpitrain memory`: what each rank will hold, and after a run beside it what it held.
-
-Nothing is allocated for it.
+"""What each rank will hold, found without allocating anything: the rows of `mpitrain memory`.
 
 weights       of the bucket buffers, padding included, and with 16-bit types their fp32 masters
 gradients     the same; with ZeRO-2 and 3 the shards
@@ -10,16 +8,13 @@ unreduced     gradients that ZeRO-2 and 3 have whole until they are reduced, or 
               until it is complete
 activations   what microbatches leave behind at the peak of the schedule (plan/activations/kept.py;
               measured: actor/memory_meter.py)
-recomputed    what is made again for a backward then (memory.recompute), on top of that
-              (plan/activations/transients.py)
+recomputed    what is made again for a backward then, on top of that (plan/activations/transients.py)
 working       what the forward or backward of one block takes besides
-messages      windows of shared memory, scratch for sums, what travels between pipeline ranks
-              (message_memory.py)
-host          what is offloaded to host memory: masters, moments, gradients, and 16-bit weights on
-              their way back; activations, in buffers that each stage keeps for the next step
-              (16-bit ones but for norms' factors, which are fp32)
-snapshot      in host memory: masters and moments, from which a thread saves
-              (plan/predict/snapshot_bytes.py)
+messages      windows, scratch, what travels between pipeline ranks (message_memory.py)
+host          what is offloaded: masters, moments, gradients, and 16-bit weights on their way back;
+              activations, in buffers that each stage keeps for the next step (16-bit ones but for
+              norms' factors, which are fp32)
+snapshot      masters and moments in host memory, from which a thread saves (snapshot_bytes.py)
 """
 
 from collections.abc import Mapping, Sequence

@@ -68,7 +68,6 @@ def limit_of_rank(
     node_ranks: that share a node; 0: those of the machine, or all. gpu: that was found.
     Raises ConfigError for a run.machine that isn't known.
     """
-    near = config.comm.node_ranks or node_ranks
     if config.memory.limit_gb:
         on_gpu = gpu is not None or computes_on_gpu(config)
         source = f"memory.limit_gb = {config.memory.limit_gb:g}"
@@ -81,7 +80,7 @@ def limit_of_rank(
         return MemoryLimit(gpu.num_bytes, True, False, f"its {gpu.num_bytes / 1e9:.3g} GB of {gpu.name}")
     if computes_on_gpu(config):
         return None
-    return limit_of_node(min(near or num_ranks, num_ranks))
+    return limit_of_node(min(config.comm.node_ranks or node_ranks or num_ranks, num_ranks))
 
 
 def limit_of_node(ranks: int) -> MemoryLimit:

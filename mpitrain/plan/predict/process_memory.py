@@ -60,16 +60,11 @@ def processes_memory(plan: Plan, usages: Sequence[MemoryUsage]) -> list[ProcessM
     """Return what a process of each pipeline rank takes on a CPU besides its `usages`."""
     # one plan for all ranks: its program is made anew
     whole = with_value(plan, RECOMPUTE, "none")
-    return [_of_a_process(plan, whole, rank, usage) for rank, usage in enumerate(usages)]
+    return [memory_of_process(plan, rank, usage, whole) for rank, usage in enumerate(usages)]
 
 
-def memory_of_process(plan: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
-    """Return the same of one pipeline rank."""
-    return _of_a_process(plan, with_value(plan, RECOMPUTE, "none"), rank, usage)
-
-
-def _of_a_process(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> ProcessMemory:
-    """Return the same. whole: the plan without recomputation."""
+def memory_of_process(plan: Plan, rank: int, usage: MemoryUsage, whole: Plan | None = None) -> ProcessMemory:
+    """Return the same of one pipeline rank. whole: the plan without recomputation, if it is made already."""
     config = plan.config
     makes = {
         "tp": config.parallel.tp > 1,
@@ -80,6 +75,7 @@ def _of_a_process(plan: Plan, whole: Plan, rank: int, usage: MemoryUsage) -> Pro
     computed = min(usage.computed + (_copied_away(plan, rank) if makes["offload"] else 0), COMPUTED_IN_HEAP)
     dropped = 0  # by a forward, to make them again: how much more there is without that
     if config.memory.recompute != "none":
+        whole = with_value(plan, RECOMPUTE, "none") if whole is None else whole
         dropped = max(0, predict_rank(whole, rank).computed - usage.computed)
     holes = HOLES + int(share * computed + min(dropped, HOLES_OF_RECOMPUTED * computed))
     return ProcessMemory(LIBRARY, FIRST_USES, _kernels(plan, rank), holes)

@@ -10,7 +10,7 @@ from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.division.domains import itemsize_on_the_wire, lends_gradients
 from mpitrain.plan.plan import Plan
 from mpitrain.plan.predict.bucket_buffers import Buffer, held_by
-from mpitrain.plan.predict.pool_sizes import alone_in, reductions_of
+from mpitrain.plan.predict.pool_sizes import alone_in, given_back, reductions_of
 
 TOGETHER = 3  # sums of buckets that are under way
 
@@ -33,13 +33,10 @@ def _reduced_once(plan: Plan, rank: int) -> list[int]:
     alone = alone_in(plan)
     stages = held_by(plan, rank)
     sizes = []
-    for action in plan.lowered_training.ranks[rank]:
-        if action.kind != "REDUCE":
-            continue
-        bucket = stages[action.stage].buckets[action.index]
-        domain = bucket.plan.domain
+    for action in (each for each in plan.lowered_training.ranks[rank] if each.kind == "REDUCE"):
+        domain = stages[action.stage].buckets[action.index].plan.domain
         if domain not in alone:
-            reduced = bucket.gradients[:1] if bucket.plan.over else bucket.gradients
+            reduced = given_back(action, stages, lends=True)
             sizes += [copy_bytes(plan, gradient, domain) for gradient in reduced]
     return sizes
 

@@ -419,12 +419,12 @@ def known_machine(name: str) -> MachineFile:
 
     Raises ConfigError as find_machine() does.
     """
-    found = _by_letters().get(_letters(name)) or _by_letters().get(_letters(name.split(",")[0]))
-    if found is not None:
-        return found
-    near = nearest(_letters(name), _by_letters())
-    names = {found.name: key for key, found in known().items()}
-    hint = f"did you mean {names[_by_letters()[near].name]}? " if near else ""
+    keys = _keys_by_letters()
+    key = keys.get(_letters(name)) or keys.get(_letters(name.split(",")[0]))
+    if key is not None:
+        return known()[key]
+    near = nearest(_letters(name), keys)
+    hint = f"did you mean {keys[near]}? " if near else ""
     raise ConfigError(
         f"machine {shown(name)}: found no such machine; {hint}needed one of {', '.join(known())}, "
         "or the path of a file like those of jobs/machines/"
@@ -438,10 +438,10 @@ def like_gpu(name: str) -> MachineFile | None:
 
 
 @cache
-def _by_letters() -> dict[str, MachineFile]:
-    names = [(key, found) for key, found in known().items()]
-    names += [(alias, found) for found in known().values() for alias in (found.name, *found.aliases)]
-    return {_letters(name): found for name, found in names}
+def _keys_by_letters() -> dict[str, str]:
+    keys = [(key, key) for key in known()]
+    keys += [(name, key) for key, found in known().items() for name in (found.name, *found.aliases)]
+    return {_letters(name): key for name, key in keys}
 
 
 def _letters(name: str) -> str:
