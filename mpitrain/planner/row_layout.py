@@ -99,14 +99,13 @@ def layouts_in(
     schedule, chunks = _schedule(fields.get("schedule", ""), count_in(fields, "vpp") or 1, pp)
     modes = _recompute(fields, convention, assumed)
     precision = fields.get("precision", "")
-    is_fp8 = any(name in precision.lower() for name in ("fp8", "float8"))
-    by_sequence = "sequence" in fields.get("recompute", "") or convention.sequence_parallel
     dispatch = _dispatch(fields, convention)
     layout = StepLayout(
         ranks, sequence, batch, tp=tp, cp=cp, pp=pp, ep=ep, etp=_etp(fields, model, tp, ep, ranks // pp),
-        chunks=chunks, zero=zero, sharded=count_in(fields, "dp_shard") or 0, schedule=schedule,
-        compute="fp8" if is_fp8 else "bf16", flash=_flash(fields, convention, assumed),
-        fused=convention.fused or "compile" in precision, sequence_parallel=tp > 1 and by_sequence,
+        chunks=chunks, zero=zero, sharded=_shards(fields), schedule=schedule,
+        compute=_dtype(precision), flash=_flash(fields, convention, assumed),
+        fused=convention.fused or "compile" in precision,
+        sequence_parallel=_sequence_parallel(fields, convention, tp),
         overlapped=convention.overlapped, wire_bytes=convention.wire_bytes,
         gradient_bytes=convention.wire_bytes,
         tp_overlap=0.7 if "AsyncTP" in precision else convention.tp_overlap,
@@ -147,6 +146,10 @@ def _ranks(fields: Mapping[str, str], inside: int) -> tuple[int, int]:
         product = f"dp {dp} x tp x cp x pp {inside} = {dp * inside}"
         raise ConfigError(f"{product} contradicts its {counted(ranks, 'GPUs')}")
     return ranks, sequence
+
+
+def _sequence_parallel(fields: Mapping[str, str], convention: Convention, tp: int) -> bool:
+    return tp > 1 and ("sequence" in fields.get("recompute", "") or convention.sequence_parallel)
 
 
 def _etp(fields: Mapping[str, str], model: StepModel, tp: int, ep: int, ranks: int) -> int:
@@ -277,6 +280,10 @@ def _schedule(text: str, chunks: int, pp: int) -> tuple[str, int]:
     return family.name, chunks if family.placed == "looped" else catalog.chunks_of(family.name, None)
 
 
+def _dtype(precision: str) -> str:
+    return "fp8" if any(name in precision.lower() for name in ("fp8", "float8")) else "bf16"
+
+
 def _dispatch(fields: Mapping[str, str], convention: Convention) -> str:
     text = fields.get("dispatcher", "").lower().replace("-", "")
     if any(name in text for name in ("deepep", "hybridep", "hierarchical")):
@@ -284,6 +291,11 @@ def _dispatch(fields: Mapping[str, str], convention: Convention) -> str:
     if text:
         return "allgather" if "allgather" in text else "alltoall"
     return convention.dispatch
+
+
+def _shards(fields: Mapping[str, str]) -> int:
+    """Return how many ranks share the state of ZeRO; 0: all data ranks."""
+    return count_in(fields, "dp_shard") or 0
 
 
 def _awaits(fields: Mapping[str, str], convention: Convention, dispatch: str) -> float:
