@@ -297,6 +297,12 @@ def replacing(path: Path, own: int = 1) -> Iterator[BinaryIO]:
             raise
 
 
+def write_regular(path: Path, content: bytes) -> None:
+    """Write a file of a run directory whole, as replacing() does. Raises OSError."""
+    with replacing(path) as file:
+        file.write(content)
+
+
 def remove_link(folder: int, name: str) -> None:
     """Remove a name that isn't a folder's from an open folder, if it is there. Raises OSError."""
     with suppress(FileNotFoundError):

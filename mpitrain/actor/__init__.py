@@ -9,7 +9,6 @@ communicators, contexts    the communicators of this rank; what its blocks are g
 stage, stage_state         a pipeline stage: activations in flight; weights and gradients in buckets
 partner_copies             COPY: copies of the state on their way to another node
 reductions                 SUM and REDUCE, gradients of data parallelism: all-reduce, reduce-scatter
-subtree_reduction          the same where data ranks have several sums each: all-to-all
 step_totals                loss, gradient norm and flags, in two small exchanges
 memory, memory_meter       what this rank holds
 trace                      the measured timeline

@@ -23,7 +23,6 @@ from functools import cache
 import torch
 
 from mpitrain.actor.memory_meter import Watch
-from mpitrain.actor.partner_copies import PartnerCopies
 from mpitrain.actor.pipeline_messages import PipelineMessages
 from mpitrain.actor.profiler import Profiler
 from mpitrain.actor.reductions import Gradients
@@ -114,16 +113,18 @@ class Actor:
         reserve(self.zero_groups, needed, self.site.dtype, device, training)
         self.gradients = Gradients(plan, states, self.training, mesh, needed.waits)
         plans = [stage.plan for stage in self.stages.values()]
-        master = owned_weights(self.stages)[0].master
-        self.optimizer = optimizer_of(config, plans, self.gradients.pieces, mesh, master, device)
+        owned = owned_weights(self.stages)
+        self.optimizer = optimizer_of(config, plans, self.gradients.pieces, mesh, owned[0].master, device)
         sizes = self.table.num_stages, self.table.num_microbatches
         links = Links(mesh["links"], *sizes, synchronous=config.comm.synchronous)
         self._totals = StepTotals(plan, mesh, self.measure)
         self._messages = PipelineMessages(plan, links, self.site)
         self.compute = Compute(plan, self.stages, self.gradients, self.loss_scale, device, mesh["dp"].rank)
         self._update = Update(
-            plan, mesh, self.stages, self.gradients, self.optimizer, self.loss_scale, self._totals
+            plan, mesh, owned, self.gradients, self.optimizer, self.loss_scale, self._totals
         )
+        # what sends copies of the state to another node; None: no part of it is on one node only
+        self.partner_copies = self._update.partner_copies
         self._handlers = self._handlers_of_kinds()
 
     def _handlers_of_kinds(self) -> dict[str, Callable[[Action, Work], None]]:
@@ -161,11 +162,6 @@ class Actor:
         return stages
 
     @property
-    def partner_copies(self) -> PartnerCopies | None:
-        """What sends copies of the state to another node; None: no part of it is on one node only."""
-        return self._update.partner_copies
-
-    @property
     def shards_here(self) -> dict[str, int]:
         """The number of this rank's shard, by domain."""
         return {name: zero_group.rank for name, zero_group in self.zero_groups.items()}
@@ -197,7 +193,8 @@ class Actor:
             self._lend(TRAINING)
             for stage in self.stages.values():
                 stage.state.zero_grad()
-            self.compute.forget_recorded()
+            if self.compute.recorded:  # the routing of a pass before
+                self.compute.recorded.clear()
             self.gradients.squares_of_shards = []
             self.recorder.begin(step)
             work = Work(microbatches, self._ends, self._between(watch), step, lr, asked)

@@ -6,7 +6,6 @@ the host; of integers, which may be cut from the step's batch, only the part tha
 
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,11 +40,9 @@ class Watch:
         self._there = {_address(x) for x in constants}
         self._recomputes = any(stage.plan.groups for stage in self._stages)
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note what autograd saves meanwhile."""
-        with saved_tensors_hooks(self._note, lambda saved: saved.tensor):
-            yield
+    def watching(self) -> saved_tensors_hooks:
+        """Note what autograd saves within the block."""
+        return saved_tensors_hooks(self._note, lambda saved: saved.tensor)
 
     def _note(self, tensor: torch.Tensor) -> _Saved:
         saved = _Saved(tensor)

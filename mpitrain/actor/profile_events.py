@@ -81,16 +81,18 @@ class SpanLookup:
         self.events = sorted(events, key=lambda event: event["ts"])
         self._begins = [event["ts"] for event in self.events]
 
-    def at(self, time_us: float) -> int | None:
-        """Return the number of the span around a moment."""
+    def at(self, time_us: float) -> Event | None:
+        """Return the span around a moment."""
         number = bisect_right(self._begins, time_us) - 1
-        inside = number >= 0 and time_us <= self.events[number]["ts"] + self.events[number]["dur"]
-        return number if inside else None
+        span = self.events[number] if number >= 0 else None
+        return span if span and time_us <= span["ts"] + span["dur"] else None
 
 
 def rank_profile(recorded: ProfilerOutput, title: str, replica: int) -> RankProfile:
     """Return what a rank has of a profile, of what was recorded there."""
-    events = [_shifted(event, recorded.shift_us) for event in recorded.events if _is_of_rank(event)]
+    shift_us = recorded.shift_us
+    kept = (event for event in recorded.events if _is_of_rank(event))
+    events = [{**event, "ts": event["ts"] + shift_us} if "ts" in event else dict(event) for event in kept]
     named = [event for event in events if event.get("cat") == "user_annotation"]
     instructions = SpanLookup(event for event in named if event["name"] in recorded.instructions)
     steps = SpanLookup(event for event in named if event["name"] in recorded.steps)
@@ -100,8 +102,8 @@ def rank_profile(recorded: ProfilerOutput, title: str, replica: int) -> RankProf
     own = actions.keys() | recorded.steps
     for event, self_us, time_us in device_times or _host_times(events):
         if steps.at(time_us) is not None:
-            number = instructions.at(time_us)
-            around = () if number is None else actions[instructions.events[number]["name"]]
+            span = instructions.at(time_us)
+            around = actions[span["name"]] if span else ()
             kind = " + ".join(action.kind for action in around) or BETWEEN
             operation = Operation(OUTSIDE if event["name"] in own else event["name"], kind)
             costs[operation] = costs[operation].plus(Cost(1, self_us))
@@ -116,10 +118,6 @@ def _is_of_rank(event: Event) -> bool:
     if event["ph"] == "M":
         return event["name"].startswith("thread_")
     return isinstance(event.get("pid"), int) and event.get("cat") not in ("Trace", "gpu_user_annotation")
-
-
-def _shifted(event: Event, shift_us: float) -> Event:
-    return {**event, "ts": event["ts"] + shift_us} if "ts" in event else dict(event)
 
 
 def _host_times(events: Iterable[Event]) -> Iterator[tuple[Event, float, float]]:
@@ -171,8 +169,8 @@ def _idle(
     over = math.inf  # when all before is over
     for event, duration_us, launched in sorted(work, key=lambda item: item[0]["ts"]):
         if event["ts"] > over:
-            number = instructions.at(launched)
-            named = () if number is None else actions[instructions.events[number]["name"]]
+            span = instructions.at(launched)
+            named = actions[span["name"]] if span else ()
             if launched <= over or any(action.kind in WAITING for action in named):
                 reason = MESSAGES
             else:
@@ -186,15 +184,14 @@ def _launched(work: Iterable[tuple[Event, float, float]], instructions: SpanLook
     """Return a span on each stream of a GPU around what an instruction has launched there."""
     around = dict[tuple, Event]()
     for event, duration_us, launch_us in work:
-        number = instructions.at(launch_us)
-        if number is None:
+        span = instructions.at(launch_us)
+        if span is None:
             continue
-        place = event["pid"], event["tid"], number
+        place = event["pid"], event["tid"], span["ts"]
         begin, end = event["ts"], event["ts"] + duration_us
         if known := around.get(place):
             begin, end = min(begin, known["ts"]), max(end, known["ts"] + known["dur"])
-        name = instructions.events[number]["name"]
-        where = dict(ph="X", cat="instruction", name=name, pid=event["pid"], tid=event["tid"])
+        where = dict(ph="X", cat="instruction", name=span["name"], pid=event["pid"], tid=event["tid"])
         around[place] = where | dict(ts=begin, dur=end - begin)
     return list(around.values())
 
@@ -270,7 +267,6 @@ def _arrows(ranks: Mapping[int, RankProfile], ids: Mapping[tuple, int]) -> Itera
 
 
 def _thread(part: RankProfile) -> Any:
-    """Return the thread that runs instructions."""
     return next(event["tid"] for event in part.events if event.get("cat") == "user_annotation")
 
 

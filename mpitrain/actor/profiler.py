@@ -88,8 +88,7 @@ class Profiler:
         return rank_profile(recorded, title, replica)
 
     def _make(self) -> profile:
-        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self._on_gpu
-        return profile(activities=activities)
+        return profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self._on_gpu)
 
     @contextmanager
     def _range(self, name: str) -> Iterator[None]:

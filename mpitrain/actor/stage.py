@@ -179,11 +179,6 @@ class Stage:
         if self._is_last(parts):
             del self.deferred_weight_gradients[index]
 
-    @property
-    def num_stashes(self) -> int:
-        """Microbatches of which activations are held, for their backward or for their weight gradients."""
-        return len({*self.stashes, *self.deferred_weight_gradients})
-
     def _arrive(self, part: int) -> Walk:
         """Wait for the weights of a part of the backward, if they are on their way."""
         for weights in self.state.weights_of[part]:

@@ -1,6 +1,7 @@
 """F, B, I, W, R, O, PAIR: what the stages of a rank compute; GATHER, RELEASE: with what weights."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -17,6 +18,7 @@ from mpitrain.plan.routing import Routes
 from mpitrain.schedules.actions import Action
 
 
+@dataclass
 class Compute:
     """The stages of a rank at work.
 
@@ -24,31 +26,19 @@ class Compute:
     recorded: takes the routing of a step; None: nobody wants it.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        stages: Mapping[int, Stage],
-        gradients: Gradients,
-        loss_scale: LossScale,
-        device: torch.device,
-        dp_rank: int,
-    ):
-        self._plan = plan
-        self._table = plan.table
-        self._stages = stages
-        self._gradients = gradients
-        self._loss_scale = loss_scale
-        self._device = device
-        self._dp_rank = dp_rank
-        self._run = plan.run_of(dp_rank)
-        self.recorded: list | None = None
-        # (microbatch, stage) whose activations aren't kept
-        self._recomputed = {action[1:3] for row in plan.table.ranks for action in row if action.kind == "R"}
+    _plan: Plan
+    _stages: Mapping[int, Stage]
+    _gradients: Gradients
+    _loss_scale: LossScale
+    _device: torch.device
+    _dp_rank: int
+    recorded: list | None = None
 
-    def forget_recorded(self) -> None:
-        """Forget the routing of a pass before."""
-        if self.recorded:
-            self.recorded.clear()
+    def __post_init__(self) -> None:
+        self._table = self._plan.table
+        self._run = self._plan.run_of(self._dp_rank)
+        # (microbatch, stage) whose activations aren't kept
+        self._recomputed = {action[1:3] for row in self._table.ranks for action in row if action.kind == "R"}
 
     def forward(self, action: Action, work: Work) -> None:
         """Run F, a whole forward or a part of it."""
@@ -140,8 +130,9 @@ class Compute:
         return walk
 
     def _count_stash(self, work: Work) -> None:
-        """Count what is held while one more stash is made."""
-        held = 1 + sum(stage.num_stashes for stage in self._stages.values())
+        """Count what is held, for a backward or weight gradients, while one more stash is made."""
+        stages = self._stages.values()
+        held = 1 + sum(len({*stage.stashes, *stage.deferred_weight_gradients}) for stage in stages)
         work.peak_in_flight = max(work.peak_in_flight, held)
 
     def _backward_walk(self, action: Action, work: Work) -> Walk:

@@ -5,6 +5,7 @@ however microbatches and parameters are divided over ranks.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
@@ -87,13 +88,13 @@ def together(several: list[Totals]) -> Totals:
     return Totals(loss, squares, metrics, sum(count), max(stop), max(peak), max(save_progress))
 
 
+@dataclass
 class StepTotals:
     """What the ranks of a step have measured, added up. measure: reads the numbers."""
 
-    def __init__(self, plan: Plan, mesh: Mesh, measure: Measure):
-        self._plan = plan
-        self._mesh = mesh
-        self.measure = measure
+    _plan: Plan
+    _mesh: Mesh
+    measure: Measure
 
     def of(self, work: Work, squares: list[float]) -> list[Totals]:
         """Return the totals of each part of the model. Collective. squares: of gradients here."""

@@ -18,7 +18,7 @@ from mpitrain.comm.base.world import World
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.meters.clock_offset import offset_to_first_rank
 from mpitrain.comm.meters.clocks import HOST, Clock, Mark
-from mpitrain.inputs import replacing
+from mpitrain.inputs import write_regular
 from mpitrain.schedules.actions import COMPUTE, Action
 from mpitrain.schedules.table import Table
 
@@ -148,8 +148,7 @@ def write_trace(
         "displayTimeUnit": "ms",  # for the viewer
         "otherData": other,  # what mpitrain schedule compare --trace needs besides
     }
-    with replacing(path) as file:
-        file.write(json.dumps(whole).encode())
+    write_regular(path, json.dumps(whole).encode())
 
 
 def _event(

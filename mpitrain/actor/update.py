@@ -1,7 +1,8 @@
 """COPY, and NORM, UPDATE, SPREAD: the end of a step, in which the optimiser updates the weights of a rank."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -35,27 +36,21 @@ def owned_weights(stages: Mapping[int, Stage]) -> list[Weights]:
     ]
 
 
+@dataclass
 class Update:
     """The end of a step: sums are waited for, gradients clipped, the optimiser steps, weights go out."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        mesh: Mesh,
-        stages: Mapping[int, Stage],
-        gradients: Gradients,
-        optimizer: Optimizer,
-        loss_scale: LossScale,
-        totals: StepTotals,
-    ):
-        self._plan = plan
-        self._mesh = mesh
-        self._owned = owned_weights(stages)
-        self._gradients = gradients
-        self._optimizer = optimizer
-        self._loss_scale = loss_scale
-        self._totals = totals
-        self.partner_copies = PartnerCopies(mesh[COPIES]) if plan.axes.unreplicated else None
+    _plan: Plan
+    _mesh: Mesh
+    _owned: Sequence[Weights]
+    _gradients: Gradients
+    _optimizer: Optimizer
+    _loss_scale: LossScale
+    _totals: StepTotals
+
+    def __post_init__(self) -> None:
+        unreplicated = self._plan.axes.unreplicated
+        self.partner_copies = PartnerCopies(self._mesh[COPIES]) if unreplicated else None
 
     def copy(self, action: Action, work: Work) -> None:
         """Start sending the copy that was made after the last step, if there was one."""
@@ -100,13 +95,11 @@ class Update:
     def _compare_shards(self, work: Work) -> None:
         """Note the squares of this rank's gradients, of its shards of the batch and of what it has of all."""
         if self._plan.config.run.noise_scale:
-            of_shards, of_batch, of_targets = NOISE
-            for square in self._gradients.squares_of_shards:
-                work.record_metric(of_shards, square)
-            for square in noise_scale.squares(piece.grad for piece in self._gradients.compared):
-                work.record_metric(of_batch, square)
-            for square in self._squares_of_targets(work):
-                work.record_metric(of_targets, square)
+            of_batch = noise_scale.squares(piece.grad for piece in self._gradients.compared)
+            squares = self._gradients.squares_of_shards, of_batch, self._squares_of_targets(work)
+            for name, found in zip(NOISE, squares, strict=True):
+                for square in found:
+                    work.record_metric(name, square)
 
     def _squares_of_targets(self, work: Work) -> Iterable[torch.Tensor]:
         """Return the squares of the numbers of targets of a data rank's shards, on one of its ranks."""
@@ -147,7 +140,7 @@ class Update:
             if weights.whole is not None:
                 weights.spread()
 
-    def spread(self, action: Action | None = None, work: Work | None = None) -> None:
+    def spread(self, action: Action, work: Work) -> None:
         """Send updated weights to ranks that share them; the next forward waits for each bucket."""
         for weights in self._owned:
             weights.spread()
