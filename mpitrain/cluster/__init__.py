@@ -13,7 +13,7 @@ watchdog_messages, activity   what ranks and watchdogs tell each other; whether 
 status_board                  memory that a rank and the watchdog share: where the rank is
 watchdog_rendezvous, nodes    how a rank finds the watchdog of its node; watchdogs of other nodes
 hang_analysis                 why a run hangs: who is behind, and who waits for whom
-console, launcher_stderr      where a watchdog speaks, so that nothing is lost
+console                       where a watchdog speaks, so that nothing is lost
 processes, launcher_process   what the system knows of a process; the launcher above the ranks
 rundir, lock, logs            the directory of a run; one run in it; a log of each rank
 preflight, code_identity      space, clocks and bandwidth before the first step; the same code on all ranks

@@ -38,7 +38,6 @@ def digest(*parts: str) -> str:
 
 @cache  # a rank compares its code and writes it into checkpoints: the code that it has begun with
 def _digest_of_sources() -> str:
-    """Digest every source file of the three packages, by its place in them."""
     hasher = hashlib.sha256()
     for package in (mpitrain, mpitrain.comm, mpitrain.schedules):
         folder = Path(package.__file__).parent

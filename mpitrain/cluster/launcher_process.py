@@ -17,6 +17,7 @@ from contextlib import suppress
 from mpitrain.cluster.processes import condition, name_of
 
 PROXY = "hydra_pmi_proxy"
+END_S = 0.05  # for a launcher that has closed its sockets to end
 
 
 class LauncherProcess:
@@ -32,13 +33,13 @@ class LauncherProcess:
     def __str__(self) -> str:
         return f"{self._names[0]}, process {self._pids[0]}"
 
-    def is_gone(self, patience_s: float = 0.0) -> bool:
-        """Return whether the launcher has ended. patience_s: for an end that is under way."""
+    def is_gone(self) -> bool:
+        """Return whether the launcher has ended, or does within END_S."""
         if self.descriptor is None:
             return False
         poll = select.poll()
         poll.register(self.descriptor, select.POLLIN)
-        return bool(poll.poll(1000 * patience_s))
+        return bool(poll.poll(1000 * END_S))
 
     def go_on(self) -> bool:
         """Continue those that are stopped: nobody else ends them. Return whether there were any."""

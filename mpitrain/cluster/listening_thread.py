@@ -14,7 +14,7 @@ from mpitrain.cluster.activity import Activity
 from mpitrain.cluster.hang_analysis import MOST_NAMED
 from mpitrain.cluster.launch import elsewhere
 from mpitrain.cluster.leave_requests import ASKS, LeaveRequests
-from mpitrain.cluster.processes import condition_of
+from mpitrain.cluster.processes import CONDITIONS, condition
 from mpitrain.cluster.status_board import WAITING, RankStatus
 from mpitrain.cluster.watchdog_client import WATCHDOG_S, WatchdogClient, ready
 from mpitrain.cluster.watchdog_messages import ASKED
@@ -72,17 +72,13 @@ class ListeningThread(threading.Thread):
             return
         at_once = self._requests.count(asked, self._phase)
         silent = at_once or self._requests.saves_nothing(self._phase)
-        self._say_asked(asked[0], "" if silent else SAVES_FIRST)
+        said = f"mpitrain: asked to leave ({signal.Signals(asked[0]).name}): {SAVES_FIRST}"
+        with suppress(OSError):
+            self._watchdog.tell(ASKED, asked[0], "" if silent else said)
         if not self._watchdog.joined and signal.SIGTERM in numbers:
             time.sleep(TERM_S)
         if at_once:
             self._leave_now()
-
-    def _say_asked(self, number: int, what: str) -> None:
-        """Have the watchdog know that this rank was asked to leave, and say what it does."""
-        text = what and f"mpitrain: asked to leave ({signal.Signals(number).name}): {what}"
-        with suppress(OSError):
-            self._watchdog.tell(ASKED, number, text)
 
     def _leave_now(self) -> None:
         where = self._place.read().describe(self._requests.describe())
@@ -101,6 +97,6 @@ class ListeningThread(threading.Thread):
 def _absent() -> str:
     """Name the ranks of this node that don't wait in MPI_Init, for one that does."""
     pids = sorted(elsewhere(STARTING).items())[:MOST_NAMED]
-    why = {rank: condition_of(pid, "it does something else") for rank, pid in pids}
-    missing = [f"rank {rank} has not arrived: {words}" for rank, words in why.items()]
+    why = ((rank, CONDITIONS.get(condition(pid), "it does something else")) for rank, pid in pids)
+    missing = [f"rank {rank} has not arrived: {words}" for rank, words in why]
     return f" ({'; '.join(missing)})" if missing else ""

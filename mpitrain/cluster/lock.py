@@ -19,8 +19,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -118,6 +118,17 @@ class Lock:
                 f"run.dir = {self.path.parent}: no thread can be started to keep {NAME}; {no_more()}"
             ) from None
         return said
+
+    @contextmanager
+    def held(self, still_waiting: Callable[[str], object], say: Callable[[str], object]) -> Iterator[None]:
+        """Hold the lock for the block; say if its last holder is gone. Raises as take() does."""
+        said = self.take(still_waiting)
+        try:
+            if said:
+                say(said)
+            yield
+        finally:
+            self.release()
 
     def release(self) -> None:
         """Give the lock back, if it is still held."""

@@ -77,11 +77,6 @@ def in_words(status: int) -> str:
     return f"signal {-code}"
 
 
-def condition_of(pid: int, otherwise: str) -> str:
-    """Return why a process does nothing, in words, as far as the system knows."""
-    return CONDITIONS.get(condition(pid), otherwise)
-
-
 def parents_of(pid: int) -> Iterator[tuple[int, str]]:
     """Yield the processes above one, the nearest first, each with its name."""
     with suppress(OSError, IndexError):

@@ -90,7 +90,7 @@ class RunDir:
         self._lock = lock
         return lock.token, said
 
-    def require_seen(self, token: str, patience_s: float = 0.0) -> None:
+    def require_seen(self, token: str, patience_s: float) -> None:
         """Raise CheckpointError unless this rank sees the directory that the first rank has taken.
 
         patience_s: a network file system may remember for some seconds that there was no such file.

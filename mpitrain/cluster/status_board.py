@@ -36,7 +36,7 @@ MOST_WAITED_ON = 64  # ranks that a wait names
 ABSENT, WORKING, BUSY, WAITING, HUNG, LEFT = range(6)
 AT_WORK = (WORKING, BUSY, LEFT)
 NOT_KNOWN = -1  # which step is saved: a command without checkpoints, or nobody has looked yet
-PHASES = ("start", "tokens", "build", "resume", "step", "validation", "save", "end")
+FIRST_PHASE = "start"
 
 
 class ExpectedInstruction(NamedTuple):
@@ -98,7 +98,7 @@ class RankStatus:
         self.rank = rank
         self.who = who or f"rank {rank}"
         self.limit_s = limit_s
-        self.phase = PHASES[0]
+        self.phase = FIRST_PHASE
         self.what = "starting"
         self.state = WORKING
         self.meanwhile = ""
@@ -211,7 +211,7 @@ def read_slot(slot: memoryview) -> Where:
             who, phase, waiting_on, expected, meanwhile, waits, what = texts[:7]
             wait = waits, tuple(map(int, waiting_on.split())), ExpectedInstruction(expected, expected_at)
             return Where(state, rank, pid, since / 1e9, *place, who, phase, what, *wait, meanwhile, saved)
-    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that has not reported yet", PHASES[0], "")
+    return Where(ABSENT, -1, 0, 0.0, 0.0, 0, 0, "a rank that has not reported yet", FIRST_PHASE, "")
 
 
 def _whole(note: memoryview) -> tuple | None:

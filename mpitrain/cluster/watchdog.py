@@ -82,7 +82,6 @@ AGAIN_S = 5.0  # after which they are asked again, where ranks waited for one th
 ELSEWHERE_S = 3.0  # for the first node's to report, before one that sent it trouble reports itself
 CONNECT_S = 60.0  # for the first rank
 LINGER_S = 6.0  # after the kill, for ranks that have not come yet: they learn that the job ends
-LAUNCHER_S = 0.05  # for a launcher that has closed its sockets to end
 COME_S = 2.0  # after the first rank is gone, for one that lives
 APART_S = 0.5  # between the ends of ranks of a node, of which none was ended by the launcher
 BY_LAUNCHERS = (signal.SIGKILL, signal.SIGTERM)  # that they end ranks with
@@ -342,7 +341,7 @@ class Watchdog:
         if self.ended or self._has_said_why(rank, where):
             return
         # which kills ranks when it ends: none ends with 0 then
-        if self.met and status != 0 and self.launcher.is_gone(LAUNCHER_S):
+        if self.met and status != 0 and self.launcher.is_gone():
             self._lose_launcher()
             return
         text = f"mpitrain: {self._asked}{where}: the process is gone: {_reason(status)}"
@@ -386,7 +385,7 @@ class Watchdog:
     def _launch_notes(self) -> str:
         """Return what a report adds of a rank that is gone before MPI has started."""
         launcher = ""
-        if self.launcher_lost or self.launcher.is_gone(LAUNCHER_S):
+        if self.launcher_lost or self.launcher.is_gone():
             self._forget_launcher()
             launcher = self._lost_launcher()
         little = too_little(self.shared_bytes, self.num_ranks)

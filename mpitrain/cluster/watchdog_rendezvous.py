@@ -8,15 +8,24 @@
 The name of such a socket has no file: it needs no disk, and goes with the process.
 """
 
+import ctypes
 import hashlib
 import os
 import socket
+import stat
 import sys
 import time
 from pathlib import Path
 
-from mpitrain.cluster.launch import launched, launcher_above, num_ranks_here, on_one_node, pmi_server
-from mpitrain.cluster.launcher_stderr import stderr_of_launcher
+from mpitrain.cluster.console import STDERR
+from mpitrain.cluster.launch import (
+    launched,
+    launcher,
+    launcher_above,
+    num_ranks_here,
+    on_one_node,
+    pmi_server,
+)
 from mpitrain.cluster.processes import peer_of
 from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import OPEN_MPI, launch
@@ -24,6 +33,7 @@ from mpitrain.comm.base.launchers import OPEN_MPI, launch
 TRIES = 200  # while another rank starts it
 AGAIN_S = 0.01
 BACKLOG = 4096  # ranks that it has not let in yet: it starts while they connect
+PIDFD_GETFD = 438  # the number of the system call, Linux 5.6
 
 
 def connect_to_job() -> socket.socket | None:
@@ -69,16 +79,16 @@ def start(address: str) -> bool:
         # Open MPI asks ranks to end before it kills them
         sure = on_one_node() or (started is not None and started.name == OPEN_MPI)
         console = stderr_of_launcher()
-        launcher = launcher_above()
+        above = launcher_above()
         numbers = (
             int(sure),
             num_ranks_here(),
             os.getpid(),
             listener.fileno(),
             -1 if console is None else console,
-            *launcher.to_arguments(),
+            *above.to_arguments(),
         )
-        given = [listener.fileno(), *([] if console is None else [console]), *launcher.descriptors]
+        given = [listener.fileno(), *([] if console is None else [console]), *above.descriptors]
         try:
             interpreter, *words = python("-S", "-s", "-c", code, str(Path(__file__).parents[2]))
             subprocess.Popen(
@@ -93,7 +103,7 @@ def start(address: str) -> bool:
                 start_new_session=True,
             )
         finally:
-            launcher.close()
+            above.close()
             if console is not None:
                 os.close(console)
     return True
@@ -104,3 +114,51 @@ def _job() -> str:
     step = [os.environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
     known = os.environ.get("PMIX_NAMESPACE", ""), str(pmi_server() or ""), "-".join(step) if all(step) else ""
     return " ".join((os.readlink("/proc/self/ns/pid"), *known)) if any(known) else ""
+
+
+# ---------------------------------------------------------- where a watchdog speaks (console.py)
+
+
+def stderr_of_launcher() -> int | None:
+    """Return a descriptor of the standard error of this rank's launcher; None: it can't be had.
+
+    For a rank to call and to give on: the launcher of a single one has ended as soon as that has.
+    """
+    pid = launcher()
+    try:
+        return (_duplicate(pid) or _open_again(pid)) if pid and _inherited(pid) else None
+    except OSError:
+        return None
+
+
+def _inherited(pid: int) -> bool:
+    """Return whether a process has a standard error; else the number is of a file of its own."""
+    flags = _flags(pid)
+    return not flags & os.O_CLOEXEC and flags & os.O_ACCMODE != os.O_RDONLY
+
+
+def _duplicate(pid: int) -> int | None:
+    """Return the very descriptor of another process; None where the system can't, or forbids it."""
+    try:
+        process = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return None
+    try:
+        descriptor = ctypes.CDLL(None, use_errno=True).syscall(PIDFD_GETFD, process, STDERR, 0)
+    finally:
+        os.close(process)
+    return descriptor if descriptor >= 0 else None
+
+
+def _open_again(pid: int) -> int | None:
+    """Open what another process has; a file only to append, as each would write over the other."""
+    path = f"/proc/{pid}/fd/{STDERR}"
+    kind = os.stat(path).st_mode
+    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind) or (stat.S_ISREG(kind) and _flags(pid) & os.O_APPEND):
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_CLOEXEC)
+    return None
+
+
+def _flags(pid: int) -> int:
+    with open(f"/proc/{pid}/fdinfo/{STDERR}", encoding="ascii") as file:
+        return int(next(line for line in file if line.startswith("flags:")).split()[1], 8)

@@ -16,10 +16,10 @@ from mpitrain.cluster.processes import parents_of
 
 SAY = """
 import sys
-from mpitrain.cluster import console, launcher_stderr
+from mpitrain.cluster import console, watchdog_rendezvous
 if sys.argv[1] == "refused":
-    launcher_stderr._duplicate = lambda pid: None
-console.Console(launcher_stderr.stderr_of_launcher()).say("what happened")
+    watchdog_rendezvous._duplicate = lambda pid: None
+console.Console(watchdog_rendezvous.stderr_of_launcher()).say("what happened")
 """
 
 

@@ -453,7 +453,7 @@ ELSEWHERE = {
     "mpitrain/cluster/allocation.py": {"read_text": "/proc"},
     "mpitrain/cluster/console.py": {"os.open": "/dev/null"},
     "mpitrain/cluster/launch.py": {"read_bytes": "/proc", "read_text": "/proc"},
-    "mpitrain/cluster/launcher_stderr.py": {"os.open": "the launcher's own stderr", "open": "/proc"},
+    "mpitrain/cluster/watchdog_rendezvous.py": {"os.open": "the launcher's own stderr", "open": "/proc"},
     "mpitrain/cluster/lock.py": {"read_text": "/proc"},
     "mpitrain/cluster/nodes.py": {"read_text": "/proc"},
     "mpitrain/cluster/code_identity.py": {"read_bytes": "the code of mpitrain itself"},
