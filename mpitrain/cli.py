@@ -40,7 +40,7 @@ from mpitrain.commands.requests import (
     SweepRequest,
     most_starts,
 )
-from mpitrain.errors import FAILED, ConfigError, MpitrainError, library_fault, storage_fault
+from mpitrain.errors import DONE, FAILED, ConfigError, MpitrainError, library_fault, storage_fault
 from mpitrain.inputs import as_argument, printable, shown
 from mpitrain.plan.declared.screen import columns, folded
 
@@ -149,10 +149,11 @@ def _say(text: str) -> None:
     click.echo(folded(printable(text), columns()))
 
 
-def _answer(text: str) -> None:
-    """Print what a command was asked for. Raises MpitrainError if it is lost."""
+def _answer(text: str) -> int:
+    """Print what a command was asked for; return 0. Raises MpitrainError if it is lost."""
     _say(text)
     std_streams.require_written(sys.stdout)
+    return DONE
 
 
 def guarded_command(command: Callable[..., int]) -> Callable[..., int]:
@@ -470,8 +471,7 @@ def supervise(command: tuple[str, ...], most: int, nodes: int | None, ranks_per_
 
 def _run_options(command: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """Return the configuration and the overrides of `mpitrain run` in a command."""
-    programs = map(os.path.basename, command)
-    words = enumerate(zip(programs, command[1:]), start=2)
+    words = enumerate(zip(map(os.path.basename, command), command[1:]), start=2)
     begin = next((begin for begin, pair in words if pair == ("mpitrain", "run")), None)
     if begin is None:
         raise ConfigError(
@@ -590,8 +590,7 @@ def schedule(request: ScheduleRequest) -> int:
     """
     from mpitrain.commands.schedule.command import answer
 
-    _answer(answer(request))
-    return 0
+    return _answer(answer(request))
 
 
 @cli.command("config", short_help="Explain the keys of the configuration.")
@@ -623,8 +622,7 @@ def make_plan(request: PlanRequest) -> int:
     from mpitrain.commands.plan.plan_command import answer, require_measurable
 
     if not request.measure:
-        _answer(answer(request))
-        return 0
+        return _answer(answer(request))
     return _measure_layouts(request=require_measurable(request))
 
 
@@ -712,8 +710,7 @@ def show_data(**asked) -> int:
     """
     from mpitrain.commands.data.provenance import show
 
-    _answer(show(**asked))
-    return 0
+    return _answer(show(**asked))
 
 
 @data.command("prepare", short_help="Tokenize the text of a configuration, on all ranks.")
@@ -752,8 +749,7 @@ def inspect_data(**asked) -> int:
     """
     from mpitrain.commands.data.inspection import inspect
 
-    _answer(inspect(**asked))
-    return 0
+    return _answer(inspect(**asked))
 
 
 @data.command("convert", short_help="Write prepared tokens for other trainers.")
@@ -769,8 +765,7 @@ def convert_data(**asked) -> int:
     """
     from mpitrain.commands.data.inspection import convert
 
-    _answer(convert(**asked))
-    return 0
+    return _answer(convert(**asked))
 
 
 @cli.group()

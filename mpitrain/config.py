@@ -1042,10 +1042,9 @@ def resolved_with_origins(tree: Mapping[str, Any], path: object, typed: Collecti
 
 def _as_tables(config: Config) -> dict[str, dict[str, Any]]:
     """Return the keys that have a value, by their tables: TOML has no null."""
-    tree = msgspec.to_builtins(config)
     return {
         table: {key: value for key, value in keys.items() if value is not None}
-        for table, keys in tree.items()
+        for table, keys in msgspec.to_builtins(config).items()
     }
 
 

@@ -50,7 +50,7 @@ def names_in(tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 yield key, item
 
 
-def refuse_untyped(tree: Mapping[str, Any], typed: Collection[str] = ()) -> None:
+def refuse_untyped(tree: Mapping[str, Any], typed: Collection[str]) -> None:
     """Raise ConfigError for a plug-in that the user didn't name in this command. Loads nothing.
 
     typed: the names in files of the user's own and in --set.

@@ -35,8 +35,7 @@ def json_lines(run_dir: str, prompts: Sequence[str], request: SamplingRequest) -
     """Yield an object with the text of each prompt, whose weights are read once."""
     sampler = TextSampler(run_dir, prompts, request)
     for number, prompt in enumerate(prompts):
-        whole = "".join(sampler.text(number))
-        yield json.dumps({"prompt": prompt, "text": whole})
+        yield json.dumps({"prompt": prompt, "text": "".join(sampler.text(number))})
 
 
 def read_prompts(path: str) -> list[str]:

@@ -115,8 +115,7 @@ def _as_run(given: LoadedConfig, num_ranks: int) -> tuple[Plan, list[str], int]:
     ranks = _ranks_on(given.config, num_ranks)
     chosen, lines = _chosen(given, ranks)
     plan = _plan_of(chosen, ranks)
-    held = require_limit(plan, chosen.config, _planned_from(chosen, ranks))
-    return plan, lines, held
+    return plan, lines, require_limit(plan, chosen.config, _planned_from(chosen, ranks))
 
 
 def _chosen(given: LoadedConfig, ranks: JobRanks) -> tuple[LoadedConfig, list[str]]:

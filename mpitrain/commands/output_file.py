@@ -9,17 +9,13 @@ from typing import Any
 
 from mpitrain.cluster.rundir import run_that_has
 from mpitrain.errors import ConfigError
-from mpitrain.inputs import MATPLOTLIBRC, is_there, load_matplotlib, os_errors_as, replacing, shown
+from mpitrain.inputs import MATPLOTLIBRC, is_there, load_matplotlib, os_errors_as, shown, write_regular
 
 PICTURES = (".svg", ".png")  # which matplotlib draws
 
 
 def require_file(
-    option: str,
-    out: str,
-    kinds: Sequence[str] = (),
-    others: Iterable[str | None] = (),
-    instead: str = "",
+    option: str, out: str, kinds: Sequence[str] = (), others: Iterable[str | None] = (), instead: str = ""
 ) -> None:
     """Raise ConfigError for a file that can't be written, is of another kind, or belongs to a run.
 
@@ -97,5 +93,5 @@ def write(option: str, out: str, content: bytes) -> None:
 
     Raises ConfigError.
     """
-    with os_errors_as(ConfigError, f"{option} {shown(out)}: can't be written"), replacing(Path(out)) as file:
-        file.write(content)
+    with os_errors_as(ConfigError, f"{option} {shown(out)}: can't be written"):
+        write_regular(Path(out), content)

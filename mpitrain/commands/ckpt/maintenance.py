@@ -1,7 +1,7 @@
 """`mpitrain ckpt verify`, `reshard`, `repair` and `prune`."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from mpitrain.checkpoint.folders import GONE, remove_leftovers
@@ -110,20 +110,12 @@ def repair(path: str, step: int | None, say: Callable[[str], None]) -> int:
     return FAILED if damaged else DONE
 
 
-@contextmanager
-def _without_a_run(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+def _without_a_run(folder: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
     """Lock the run directory that checkpoints belong to. Raises CheckpointError for a run."""
     run = folder.absolute().parent
     if folder.absolute().name != CHECKPOINTS or not (run / "config.toml").exists():
-        yield  # a folder that `mpitrain ckpt reshard` wrote
-        return
-    lock = Lock(run, lost=say)
-    if said := lock.take(say):
-        say(said)
-    try:
-        yield
-    finally:
-        lock.release()
+        return nullcontext()  # a folder that `mpitrain ckpt reshard` wrote
+    return Lock(run, lost=say).held(say, say)
 
 
 def prune(

@@ -27,8 +27,7 @@ GIVE = "give a run directory, or a folder of data.tokens"
 def folder_of_tokens(path: str) -> Path:
     """Return the folder with prepared tokens that a path means. Raises DataError for none, or damage."""
     given = Path(path)
-    inner = [given, given / "data"]
-    found = [folder for folder in inner if is_there(folder / DESCRIPTION)]
+    found = [folder for folder in [given, given / "data"] if is_there(folder / DESCRIPTION)]
     if not found and given.is_dir():
         found = [folder for folder in sorted(given.iterdir()) if is_there(folder / DESCRIPTION)]
     if len(found) != 1:

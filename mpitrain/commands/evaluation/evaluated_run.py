@@ -1,7 +1,7 @@
 """Files of text and tasks, scored by a step of a run, on all ranks of this job."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from mpitrain.actor.actor import Actor
@@ -163,11 +163,8 @@ def scorer_of(plan: Plan, world: World, place: RankStatus, rundir: RunDir, step:
         actor = Actor(plan, mesh, placement.device, place=place, compiled=placement.compiled, training=False)
 
     def read() -> None:
-        source = checkpoint_source(load.open_step(rundir.checkpoints, step), plan)
-        try:
+        with closing(checkpoint_source(load.open_step(rundir.checkpoints, step), plan)) as source:
             fill(actor.gradients.pieces, source, plan.config.run.seed)
-        finally:
-            source.close()
 
     with place.at("resume", f"reading step {step}", BUSY):
         world.on_every_rank(f"reading step {step}", read)

@@ -27,9 +27,9 @@ from mpitrain.inputs import (
     is_there,
     os_errors_as,
     read_file,
-    replacing,
     require_file,
     shown,
+    write_regular,
 )
 from mpitrain.plan.plan import Plan
 
@@ -237,8 +237,7 @@ def _write(path: Path, script: str, force: bool) -> None:
             )
         refuse_file_of_a_run("--out", path)
         require_file(path, MOST_BYTES)
-        with replacing(path) as file:
-            file.write(content)
+        write_regular(path, content)
 
 
 def explain(scheduler: Scheduler, plan: Plan, asked: JobRequest, path: Path) -> str:

@@ -1,7 +1,6 @@
 """`mpitrain sweep`: layouts of one's own take steps in the same ranks, measured beside predicted."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from mpitrain.cluster.guard import Guard
@@ -71,8 +70,7 @@ def sweep(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -> int:
     for layout in layouts:
         guard.leave_if_asked(world)
         rows.append(_swept(asked, layout, world, guard))
-    text, draw = partial(_as_text, rows, asked, world), partial(_picture, asked, rows, world.size)
-    return conclude(asked, rows, world, say, text, draw)
+    return conclude(asked, rows, world, say, _as_text, _picture)
 
 
 def _read(asked: SweepRequest, node_ranks: int) -> list[str]:
@@ -149,7 +147,7 @@ def _as_text(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> 
     return "\n".join([title, *([tabled(columns, measured)] if measured else []), *refused])
 
 
-def _picture(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> bytes:
+def _picture(rows: Sequence[SweptLayout], asked: SweepRequest, world: World) -> bytes:
     from mpitrain.commands.plan.sweep_picture import heat_map  # matplotlib
 
     assert asked.svg is not None
@@ -163,5 +161,5 @@ def _picture(asked: SweepRequest, rows: Sequence[SweptLayout], ranks: int) -> by
         at: row.tokens_per_s * row.ratio if row.tokens_per_s and row.ratio else None
         for at, row in cells.items()
     }
-    title = f"tokens/s of layouts on {counted(ranks, 'ranks')}"
+    title = f"tokens/s of layouts on {counted(world.size, 'ranks')}"
     return heat_map(keys, speeds, predicted, title)

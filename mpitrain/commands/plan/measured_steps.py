@@ -136,8 +136,7 @@ def _timed(
     clock = clock_of(placement.device)
     with guard.place.at("build", "building the model", BUSY):
         actor = Actor(plan, mesh, placement.device, place=guard.place, compiled=placement.compiled)
-    mine = sequences_of(plan.config, mesh["dp"].rank)
-    shape = len(mine), plan.config.data.sequence + 1
+    shape = len(sequences_of(plan.config, mesh["dp"].rank)), plan.config.data.sequence + 1
     numbers = torch.Generator().manual_seed(mesh["dp"].rank)
     tokens = torch.randint(0, plan.config.model.vocab, shape, generator=numbers).to(placement.device)
     microbatches = actor.cutter.cut(tokens)

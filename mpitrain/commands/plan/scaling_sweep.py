@@ -9,7 +9,6 @@ waiting     of a step, where nothing hides messages: as measured, of the rank th
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from mpitrain.cluster.guard import Guard
@@ -59,10 +58,8 @@ def sweep_ranks(asked: SweepRequest, guard: Guard, say: Callable[[str], None]) -
     for each in plans:
         guard.leave_if_asked(world)
         found = _measured(each, world, guard, asked.steps)
-        rates = rates_for(asked, each.plan.config, world.node_ranks)
-        rows.append(_row(each, found, rates, rows))
-    text, draw = partial(_as_text, rows, asked, world), partial(_picture, asked, rows)
-    return conclude(asked, rows, world, say, text, draw)
+        rows.append(_row(each, found, rates_for(asked, each.plan.config, world.node_ranks), rows))
+    return conclude(asked, rows, world, say, _as_text, _picture)
 
 
 def _measured(each: ToScale, world: World, guard: Guard, steps: int) -> MeasuredStep:
@@ -190,7 +187,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _picture(asked: SweepRequest, rows: Sequence[ScaledStep]) -> bytes:
+def _picture(rows: Sequence[ScaledStep], asked: SweepRequest, world: World) -> bytes:
     from mpitrain.commands.plan.sweep_picture import scaling_curves  # matplotlib
 
     curves: dict[str, list[ScaledStep]] = {}

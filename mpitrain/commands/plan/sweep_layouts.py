@@ -137,8 +137,8 @@ def conclude(
     rows: Sequence[Any],
     world: World,
     say: Callable[[str], None],
-    text: Callable[[], str],
-    draw: Callable[[], bytes],
+    text: Callable[[Sequence[Any], SweepRequest, World], str],
+    draw: Callable[[Sequence[Any], SweepRequest, World], bytes],
 ) -> int:
     """Print rows as text or JSON, write CSV and picture; return 0. Collective; ConfigError."""
 
@@ -146,12 +146,12 @@ def conclude(
         if asked.out is not None:
             write("--out", asked.out, as_csv([row._asdict() for row in rows]))
         if asked.svg is not None:
-            write("--svg", asked.svg, draw())
+            write("--svg", asked.svg, draw(rows, asked, world))
 
     if world.rank == 0:
         scaling = {"scaling": asked.scaling} if asked.scaling else {}
         tree = {"ranks": world.size, **scaling, "machine": machine_name(asked), "steps": asked.steps}
         tree["rows" if asked.scaling else "layouts"] = [row._asdict() for row in rows]
-        say(as_json(tree) if asked.json else text())
+        say(as_json(tree) if asked.json else text(rows, asked, world))
     world.on_first_rank("writing files", write_files)
     return DONE

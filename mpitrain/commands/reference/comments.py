@@ -22,8 +22,7 @@ class Comment(NamedTuple):
 @cache
 def source_of(module: str) -> str:
     """Return the source of a module of this package, without importing it."""
-    loader = importlib.util.find_spec(module).loader
-    return loader.get_source(module)
+    return importlib.util.find_spec(module).loader.get_source(module)
 
 
 @cache
@@ -34,10 +33,9 @@ def tree_of(module: str) -> ast.Module:
 
 @cache
 def _comments(module: str) -> dict[int, Comment]:
-    lines = io.StringIO(source_of(module)).readline
     return {
         token.start[0]: Comment(token.string.lstrip("# ").strip(), not token.line[: token.start[1]].strip())
-        for token in tokenize.generate_tokens(lines)
+        for token in tokenize.generate_tokens(io.StringIO(source_of(module)).readline)
         if token.type == tokenize.COMMENT
     }
 

@@ -36,8 +36,7 @@ def _messages() -> tuple[str, ...]:
 
 
 def _messages_in(tree: ast.Module) -> Iterator[str]:
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    for function in functions:
+    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
         texts = _texts(function)
         for call in ast.walk(function):
             if isinstance(call, ast.Call) and getattr(call.func, "id", "") in RAISED and call.args:

@@ -174,8 +174,7 @@ def draw_predicted(predicted: PredictedTimeline, title: str) -> bytes:
     ]
     look = Look(table.chunks, table.segments, table.copies)
     frame = Frame(timeline, look, [row * num_ranks], f"predicted:  {title}", lines)
-    axes = frame.rows(timeline, row)
-    frame.in_milliseconds(axes, lambda seconds, _: f"{1e3 * seconds:g}")
+    frame.in_milliseconds(frame.rows(timeline, row), lambda seconds, _: f"{1e3 * seconds:g}")
     return frame.render("svg")
 
 
