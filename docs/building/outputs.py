@@ -39,8 +39,8 @@ FILES = {
         Writer("mpitrain.actor.trace", "read", "traceEvents[].args."),
     ),
     "summary.json": (
-        Writer("mpitrain.training.run_summary", "run_summary"),
-        Writer("mpitrain.training.run_summary", "_axis", "comm.AXIS."),
+        Writer("mpitrain.training.run_end", "run_summary"),
+        Writer("mpitrain.training.run_end", "_axis", "comm.AXIS."),
     ),
     "profile.json": (Writer("mpitrain.actor.profile_events", "merged"),),
     "ends.jsonl": (Writer("mpitrain.commands.job.again", "main"),),

@@ -2,7 +2,7 @@
 
 JSON, of which the trainer's keys are checked on saving and on loading.
 
-And who wrote it, with the configuration: by its rules the state is read (training/saving/saved_rules.py).
+And who wrote it, with the configuration: by its rules the state is read (training/saving/state_io.py).
 """
 
 import json

@@ -18,9 +18,8 @@ step_rows               the tokens of this rank's gradient accumulation
 side_files              trace.json and routing.npz of some steps
 profiling               torch's profiler on some steps and ranks: a table and profile.json
 tokenizing              a corpus is tokenized on all ranks
-run_summary             summary.json: what a run knows at its end alone, for pages
 run_report              what a run prints
-run_end, next_commands  what it prints and keeps at its end, and what it advises
+run_end, next_commands  what it prints and keeps at its end (summary.json), and what it advises
 task_scores             tasks that are scored at each validation
 early_exit              an early exit with a checkpoint: signals, time limits
 saving/                 checks/  replay/  machine/

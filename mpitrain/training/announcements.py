@@ -46,8 +46,7 @@ class Announcements:
         yield "\n".join(f"{self._plan.table.name}: {note}" for note in self._plan.table.notes)
         yield crowded(library.vendor(), self.world.node.size, self.world.node_cores)
         yield from self._cost_lines()
-        texts = self.world.all_gather("which axes lack shared memory", self._mesh.budget.describe())
-        yield next(filter(None, texts), "")
+        yield self.world.first_of("which axes lack shared memory", self._mesh.budget.describe())
         yield f"MFU: relative to {self.peak.source}\n  {COUNTED}\n  {PUBLISHED}"
         kernels = dict.fromkeys(kernel.value for kernel in self.actor.site.attention_kernels)
         yield f"attention: {', '.join(kernels)}" if kernels else ""

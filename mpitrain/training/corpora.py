@@ -31,14 +31,7 @@ from mpitrain.data.source import SOURCES
 from mpitrain.data.split import Split, apart, split, tail, within, without
 from mpitrain.data.token_rows import Text
 from mpitrain.data.tokenizer import Tokenizer, Vocabulary
-from mpitrain.data.tokens import (
-    Description,
-    describe,
-    note_intact,
-    open_ends,
-    open_tokens,
-    open_unscored,
-)
+from mpitrain.data.tokens import Description, describe, note_intact, open_ends, open_tokens, open_unscored
 from mpitrain.data.verified import COPIES, PACKED, keep_numbers, kept_numbers
 from mpitrain.errors import DataError
 
@@ -66,32 +59,27 @@ class Corpora:
     by_documents: bool
 
 
+@dataclass
 class PreparedCorpus:
     """The tokens in a run directory, by a configuration.
 
-    order: name of the permutation.
+    _order: name of the permutation.
+    _each: called before each block that is planned, which takes long where there are many.
     copies: documents that are left out of training.
     packs: of blocks of packed documents, by text; None: not looked for.
-    each: called before each block that is planned, which takes long where there are many.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        folder: Path,
-        vocabulary: Vocabulary | Tokenizer,
-        order: str,
-        each: Callable[[str], object] = lambda what: None,
-    ):
-        self._config = config
-        self._folder = folder
-        self._vocabulary = vocabulary
-        self._order = order
+    _config: Config
+    _folder: Path
+    _vocabulary: Vocabulary | Tokenizer
+    _order: str
+    _each: Callable[[str], object] = lambda what: None
+    packs: dict[int, PackCounts] | None = None
+    _num_kept: int = 0  # of packs
+    _found: tuple[str, np.ndarray] | None = None
+
+    def __post_init__(self) -> None:
         self.copies = np.empty(0, np.int64)
-        self.packs: dict[int, PackCounts] | None = None
-        self._num_kept = 0  # of packs
-        self._found: tuple[str, np.ndarray] | None = None
-        self._each = each
 
     def corpora(self) -> Corpora:
         """Open what the run trains on and validates with."""
@@ -160,8 +148,7 @@ class PreparedCorpus:
         tally = corpus.tally
         alike = dict(order=self._order, separate=data.separates, by_documents=bool(ends.size))
         made = partial(Corpora, digest=corpus.content, **alike)
-        whole = self._split(ends, corpus)
-        parts = without(whole, ends, self.copies, data.sequence)
+        parts = without(self._split(ends, corpus), ends, self.copies, data.sequence)
         converse = [SOURCES.find(kind).converse is not None for kind in data.kinds]
         sampler_of = partial(self._sampler, tokens, ends, unscored)
         if not data.sources:
@@ -277,8 +264,7 @@ def _unpacked(numbers: np.ndarray) -> dict[int, PackCounts]:
 def tokens_of_sources(ends: np.ndarray, tally: ReadCounts) -> list[tuple[int, int]]:
     """Return where the tokens of each of data.sources begin and end."""
     numbers = np.cumsum([0, *tally.parts])
-    bounds = np.where(numbers, np.asarray(ends)[numbers - 1], 0).tolist()
-    return list(pairwise(bounds))
+    return list(pairwise(np.where(numbers, np.asarray(ends)[numbers - 1], 0).tolist()))
 
 
 def _named(sources: Sequence[DataSource], samplers: Mapping[int, SourceSampler]) -> dict[str, SourceSampler]:

@@ -68,13 +68,11 @@ class JoinedRanks(NamedTuple):
         return bool(self.job)
 
 
-def open_run(
-    path: str | None, overrides: tuple[str, ...], guard: Guard, record: RecordRequest | None = None
-) -> tuple[PreparedRun, World]:
+def open_run(path: str | None, overrides: tuple[str, ...], guard: Guard) -> tuple[PreparedRun, World]:
     """Join the ranks and open the run, without spare ranks. Collective over all ranks; raises as these do."""
     joined = join_ranks(path, overrides, guard)
     joined.world.on_every_rank("looking for spares", lambda: require_no_spares(joined.asked.config))
-    opened = open_joined(joined, guard, record)
+    opened = open_joined(joined, guard)
     guard.requests.is_unsaved = False  # whoever opened it may take no step
     return opened, joined.world
 

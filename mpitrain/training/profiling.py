@@ -4,7 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import partial
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.profile_events import OUTSIDE, Cost, Operation, RankProfile, merged, total_costs
@@ -13,9 +13,10 @@ from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.comm.meters.clock_offset import offset_to_first_rank
 from mpitrain.errors import counted
-from mpitrain.inputs import replacing
+from mpitrain.inputs import write_regular
 from mpitrain.plan.declared.formatting import aligned
 from mpitrain.plan.settings.profile_request import ProfileRequest
+from mpitrain.training.side_files import written
 
 MOST_OPERATIONS = 10  # of the table
 WIDEST = 60  # letters of an operation's name: those of kernels have hundreds
@@ -68,13 +69,15 @@ class Profiling:
         gathered = self._world.gather("their part of the profile", self._part(offset_s))
         if gathered is None:
             return
-        failures = [part for part in gathered if isinstance(part, str)]
         ranks = {rank: part for rank, part in enumerate(gathered) if isinstance(part, RankProfile)}
         if ranks:
             self._say(table(ranks))
-            self._say(self._write(ranks))
-        for failure in failures:
-            self._say(failure)
+            said = f"profiled: {self._path} opens in https://ui.perfetto.dev"
+            content = json.dumps(merged(ranks), separators=(",", ":")).encode()
+            self._say(written(self._place, self._path, partial(write_regular, content=content), said))
+        for failure in gathered:
+            if isinstance(failure, str):
+                self._say(failure)
 
     def close(self) -> None:
         """Drop a profile that isn't complete: the run is over."""
@@ -92,21 +95,6 @@ class Profiling:
                 return self._profiler.stop(str(self._mesh), replica, offset_s)
             except OSError as error:
                 return f"{self._mesh}: its profile can't be read: {error.strerror}"
-
-    def _write(self, ranks: dict[int, RankProfile]) -> str:
-        """Write profile.json; return that it is there, or why it isn't."""
-        with self._place.at("step", f"writing {self._path}", BUSY):
-            try:
-                write_profile(self._path, ranks)
-            except OSError as error:
-                return f"{self._path} can't be written: {error.strerror}"
-        return f"profiled: {self._path} opens in https://ui.perfetto.dev"
-
-
-def write_profile(path: Path, ranks: dict[int, RankProfile]) -> None:
-    """Write the events of some ranks.  Raises OSError."""
-    with replacing(path) as file:
-        file.write(json.dumps(merged(ranks), separators=(",", ":")).encode())
 
 
 def table(ranks: dict[int, RankProfile]) -> str:

@@ -20,7 +20,6 @@ from mpitrain.training.run_opening import PreparedRun
 from mpitrain.training.run_report import RunReport
 from mpitrain.training.saving import state_io
 from mpitrain.training.saving.newest import VERIFYING, newest_whole
-from mpitrain.training.saving.saved_rules import sequences_read
 from mpitrain.training.saving.saver import Saver
 from mpitrain.weights.beginning import checkpoint_source, own_first_step, source_of
 from mpitrain.weights.first_weights import fill
@@ -41,31 +40,24 @@ class RunCounts:
     skipped_in_a_row: int = 0
 
 
+@dataclass
 class Recovery:
     """Reads checkpoints into a rank's actor, its counts and its spikes."""
 
-    def __init__(
-        self,
-        opened: PreparedRun,
-        world: World,
-        actor: Actor,
-        counts: RunCounts,
-        spikes: Spikes,
-        saver: Saver,
-        report: RunReport,
-    ):
-        self._opened = opened
-        self._plan = opened.plan
-        self._config = opened.plan.config
-        self._rundir = opened.rundir
-        self._world = world
-        self._actor = actor
-        self._place = actor.place
-        self._counts = counts
-        self._spikes = spikes
-        self._saver = saver
-        self._report = report
-        self._said_unknown = False
+    _opened: PreparedRun
+    _world: World
+    _actor: Actor
+    _counts: RunCounts
+    _spikes: Spikes
+    _saver: Saver
+    _report: RunReport
+    _said_unknown: bool = False
+
+    def __post_init__(self) -> None:
+        self._plan = self._opened.plan
+        self._config = self._plan.config
+        self._rundir = self._opened.rundir
+        self._place = self._actor.place
 
     def resume(self) -> None:
         """Resume from the checkpoint that was found, if any. Collective; raises CheckpointError."""
@@ -107,7 +99,6 @@ class Recovery:
         self._opened.notes.append(f"beginning with {what}: {total:,} parameters in {seconds:.1f} s")
 
     def _read_first(self, own: bool) -> None:
-        """Read this rank's part of the first weights."""
         if own:
             source = checkpoint_source(load.open_step(self._rundir.checkpoints, 0), self._plan)
         else:
@@ -189,7 +180,7 @@ class Recovery:
             meta = saved.meta
             counts.step, counts.tokens = meta["step"], meta["tokens"]
             counts.updates, counts.skipped = meta["updates"], meta["skipped"]
-            counts.sequences = sequences_read(saved, self._plan.run_config)
+            counts.sequences = state_io.sequences_read(saved, self._plan.run_config)
             counts.skipped_in_a_row = meta.get("skipped_in_a_row", 0)
             self._spikes.state = meta.get("spikes") or NONE_YET
 

@@ -37,8 +37,8 @@ def run(
     path: str | None,
     overrides: tuple[str, ...],
     guard: Guard,
-    record: RecordRequest | None = None,
-    calibrate: str | None = None,
+    record: RecordRequest | None,
+    calibrate: str | None,
 ) -> int:
     """Open a run and train; return the exit code. Collective over all ranks; raises as open_joined() does."""
     joined = join_ranks(path, overrides, guard)
@@ -103,6 +103,7 @@ class _Rounds:
         self._world: World | None = None  # of the round, on a rank with a place
         self._repairs = 0
         self._streams = OpenStreams()
+        self._limit_s = Limit(self._config.comm.timeout_s).seconds
         recovery = self._config.recovery
         unit = ranks_of_replica(self._config) if recovery.shrink else 0
         with guard.place.waiting("for all ranks: their hosts"):
@@ -171,14 +172,14 @@ class _Rounds:
         self._round.loaded()
         self._place.enter("spare", "waiting for the death of a rank, or the end of the run", WAITING)
         code = self._spares.wait_for_end()
-        self._place.name(self._place.who, Limit(self._config.comm.timeout_s).seconds)
+        self._place.name(self._place.who, self._limit_s)
         return code
 
     def _take_part(self) -> int:
         spares, place = self._spares, self._place
         layout = spares.layout
         place.rank = spares.place
-        place.name(f"rank {layout.rank} of {layout.size}", Limit(self._config.comm.timeout_s).seconds)
+        place.name(f"rank {layout.rank} of {layout.size}", self._limit_s)
         place.moved(0, 0, "beginning a round")
         place.enter("start", "meeting the other ranks", WAITING)
         self._world = world = World(layout, place, lambda: bool(self._guard.requests.why()))
@@ -192,7 +193,7 @@ class _Rounds:
         place = self._place
         self._spares.revoke()
         self._guard.requests.is_unsaved = bool(self._config.recovery.every)  # until it is known
-        place.name(place.who, Limit(self._config.comm.timeout_s).seconds)
+        place.name(place.who, self._limit_s)
         place.enter("repair", "waiting for a save under way", BUSY)
         in_flight = None if self._world is None else self._world.in_flight
         self._world = None

@@ -1,7 +1,13 @@
-"""The end of a run: what it prints and keeps of all steps, and what it advises to run next."""
+"""The end of a run: what it prints and keeps of all steps, and what it advises to run next.
 
+summary.json has what a run knows at its end alone, for pages (mpitrain report).
+"""
+
+import json
+from collections.abc import Sequence
 from datetime import date
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -9,6 +15,7 @@ from mpitrain.actor.memory import measure
 from mpitrain.cluster.resident import peak_resident
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.errors import DONE, STOPPED_EARLY, counted
+from mpitrain.inputs import shown, write_regular
 from mpitrain.plan.predict.memory import predict
 from mpitrain.plan.predict.memory_table import MemoryRow, compare, compared
 from mpitrain.plan.predict.process_memory import ON_A_GPU, memory_of_process
@@ -18,11 +25,13 @@ from mpitrain.planner.calibration_file import CalibrationFile
 from mpitrain.planner.measured_run import MeasuredRun
 from mpitrain.report import run_picture
 from mpitrain.report.loggers.logger_children import HURRIED_S, PATIENCE_S
-from mpitrain.training.checks.comm_report import RankUsage
+from mpitrain.training.checks.comm_report import AxisTotal, RankUsage, axis_totals
 from mpitrain.training.early_exit import HURRY, STAY
 from mpitrain.training.next_commands import commands
-from mpitrain.training.run_summary import run_summary, write_summary
 from mpitrain.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from mpitrain.planner.after_run import StepTerms
 
 
 def finish(trainer: Trainer, calibration: CalibrationFile | None = None) -> int:
@@ -87,10 +96,46 @@ def _compare_step(
         from mpitrain.planner.calibrate import calibrate
 
         lines.append(calibrate(run, calibration, date.today()))
-    ledger, slow = trainer.ledger, trainer.stragglers.named
-    summary = run_summary(trainer.plan, usages, ledger.num_steps, memory, slow, terms)
-    lines.append(write_summary(trainer.rundir, summary))
+    path = trainer.rundir.summary
+    try:
+        write_regular(path, json.dumps(run_summary(trainer, usages, memory, terms)).encode())
+    except OSError as error:  # a run that is done doesn't fail for it
+        lines.append(f"{shown(path)} can't be written: {error.strerror}")
     trainer.report.say("\n".join(filter(None, lines)))
+
+
+def run_summary(
+    trainer: Trainer, usages: Sequence[RankUsage], memory: Sequence[MemoryRow], terms: "StepTerms | None"
+) -> dict[str, Any]:
+    """Return what summary.json has. usages: of all ranks."""
+    num_steps = trainer.ledger.num_steps
+    costs = axis_totals(usages, num_steps) if num_steps else {}
+    parallel = trainer.plan.config.parallel
+    return {
+        "nodes": [usage.node for usage in usages],  # name of the node of each rank
+        # ranks along each axis, of which the first varies fastest
+        "axes": {name: getattr(parallel, name) for name in ("tp", "cp", "dp", "pp")},
+        # what each axis cost a rank in a step, by axis: the mean over ranks and steps but the first
+        "comm": {name: _axis(cost) for name, cost in costs.items()},
+        # how often each rank or link was named as slow (comm.slow_after)
+        "slow": dict(trainer.stragglers.named),
+        "memory": [row._asdict() for row in memory],  # bytes of rank 0, predicted and measured
+        "predicted_s": dict(terms.predicted) if terms else {},  # seconds of a step by term, as predicted
+        "measured_s": dict(terms.measured) if terms else {},  # the same as measured
+        # predicted seconds of a microbatch by kind of instruction, of each stage
+        "stages": list(terms.stages) if terms else [],
+    }
+
+
+def _axis(cost: AxisTotal) -> dict[str, float]:
+    total, count = cost.total, cost.count
+    return {
+        "bytes": total.num_bytes / count,  # sent by a rank
+        "blocked_s": total.blocked_s / count,  # seconds of waiting, posting, copying and adding
+        "overlapped_s": total.overlapped_s / count,  # seconds under way while the rank did something else
+        "worst_s": cost.worst_s,  # blocked_s of the rank that was blocked longest
+        "worst_rank": cost.worst_rank,  # that rank
+    }
 
 
 def _compare_memory(

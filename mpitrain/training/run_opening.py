@@ -252,7 +252,6 @@ class Opening:
         return token
 
     def _describe_text(self) -> str:
-        """Say what was read and what wasn't."""
         corpus = describe(self.rundir.data)
         if not corpus.tally.documents:
             return ""
@@ -284,9 +283,10 @@ class Opening:
             require_same_past(newest, self.config, self.rundir.checkpoints, train)
 
         data = self.config.data
-        if self.gone and not self._keeps_trained(newest):
-            raise self.gone
         if self.gone:
+            source, folder = corpus_of(data).identity, self.rundir.data
+            if not keep_trained(folder, source, self.vocabulary, newest.data, self._still):
+                raise self.gone
             where = f"using the tokens in {shown(self.rundir.data)}, which the run has trained on"
             self.notes.append(f"{self.gone.args[0].partition(';')[0]}; {where}")
             return
@@ -304,10 +304,6 @@ class Opening:
         except StoppedEarly as early:
             count = num_prepared(self.rundir.data)
             raise StoppedEarly(early.where, early.why, f"{count:,} tokens are prepared and kept") from early
-
-    def _keeps_trained(self, newest: Newest) -> bool:
-        source = corpus_of(self.config.data).identity
-        return keep_trained(self.rundir.data, source, self.vocabulary, newest.data, self._still)
 
     def _with_another_tokenizer(self) -> str:
         """Say so if the tokens that are there were made with another one."""

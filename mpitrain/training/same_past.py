@@ -10,13 +10,7 @@ from pathlib import Path
 
 from mpitrain.config import Config, flatten, parse, plugins_of
 from mpitrain.data.batch_sizes import BatchSizes
-from mpitrain.data.mixture import (
-    MixtureSampler,
-    Samplers,
-    SkippingSampler,
-    mixture_of,
-    places_after_skips,
-)
+from mpitrain.data.mixture import MixtureSampler, Samplers, SkippingSampler, mixture_of, places_after_skips
 from mpitrain.data.permutation import FEISTEL, ORDERS, SORTED
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.inputs import shown
@@ -62,8 +56,7 @@ def saved_config(newest: Newest, config: Config) -> Config | None:
 def change_of_rate(before: Config, now: Config, step: int) -> str:
     """Say so if a run that resumes after `step` has another rate than it would have; else ""."""
     had = learning_rate(before, step)
-    has = learning_rate(now, step)
-    if had == has:
+    if had == learning_rate(now, step):
         return ""
     rates = f"step {step} had {had:.2e}, step {step + 1} has {learning_rate(now, step + 1):.2e}"
     old, new = flatten(before), flatten(now)

@@ -1,12 +1,13 @@
 """Files that training can do without: trace.json of its instructions, routing.npz of its experts."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mpitrain.actor.actor import Actor
 from mpitrain.actor.trace import gather_events, write_trace
 from mpitrain.cluster.rundir import RunDir
-from mpitrain.cluster.status_board import BUSY
+from mpitrain.cluster.status_board import BUSY, RankStatus
 from mpitrain.comm.base.world import World
 from mpitrain.config import as_override
 from mpitrain.errors import counted
@@ -54,7 +55,8 @@ class SideFiles:
             path = self._rundir.routing
             replayed = as_override("experts.replay", str(path))
             message = f"recorded the routing of steps {min(self._routing)} to {step}: --set {replayed}"
-            self._write(path, joined(self._actor.config, self._routing).write, message)
+            write = joined(self._actor.config, self._routing).write
+            self._say(written(self._place, path, write, message))
 
     def _write_trace(self) -> None:
         mesh = self._actor.mesh
@@ -67,13 +69,15 @@ class SideFiles:
         message = f"traced {steps}: mpitrain schedule compare --trace {as_argument(path)}"
         table, replicas = self._actor.table, mesh["dp"].size
         works = [stage.work for stage in self._actor.plan.stages]
-        self._write(path, lambda path: write_trace(path, events, table, replicas, works), message)
+        write = partial(write_trace, events_of_ranks=events, table=table, num_replicas=replicas, works=works)
+        self._say(written(self._place, path, write, message))
 
-    def _write(self, path: Path, write: Callable[[Path], None], message: str) -> None:
-        """Write a file and say so; or why it isn't there."""
+
+def written(place: RankStatus, path: Path, write: Callable[[Path], None], message: str) -> str:
+    """Write a file; return `message`, or why it isn't there."""
+    with place.at("step", f"writing {path}", BUSY):
         try:
-            with self._place.at("step", f"writing {path}", BUSY):
-                write(path)
+            write(path)
         except OSError as error:
             message = f"{path} can't be written: {error.strerror}"
-        self._say(message)
+    return message

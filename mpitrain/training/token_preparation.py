@@ -68,11 +68,12 @@ class _Preparation:
 
     def __post_init__(self) -> None:
         self._still = partial(still_working, world=self._world, guard=self._guard)
+        reporter = Reporter(self._still, self._say)
+        self._tools = dict(report=reporter, encoder_of=self._tokenizer.encoder)
 
     def run(self) -> None:
         """Prepare the tokens, and say what they are."""
-        data = self._config.data
-        folder = self._in_store() if data.tokens else self._in_run_dir()
+        folder = self._in_store() if self._config.data.tokens else self._in_run_dir()
         vocabulary = vocabulary_of(self._tokenizer.whole)
         with suppress(DataError):  # too short for data.sequence, which a run may change
             prepared = PreparedCorpus(self._config, folder, vocabulary, FEISTEL, self._still)
@@ -86,23 +87,16 @@ class _Preparation:
 
     def _in_store(self) -> Path:
         """Return the folder of data.tokens that has the tokens now."""
-        corpus, tokenizer = corpus_of(self._config.data), self._tokenizer
-        tools = dict(report=Reporter(self._still, self._say), encoder_of=tokenizer.encoder)
-        store = self._config.data.tokens
-        return prepare_store(corpus, tokenizer.whole, store, **tools, locked=self._locked)
+        data, tokenizer = self._config.data, self._tokenizer.whole
+        return prepare_store(corpus_of(data), tokenizer, data.tokens, **self._tools, locked=self._locked)
 
     @contextmanager
     def _locked(self, folder: Path) -> Iterator[None]:
-        lock = Lock(folder, self._guard.end)
-        said = lock.take(self._still)
-        try:
-            if said:
-                self._say(said)
-            yield
-        except StoppedEarly as early:
-            raise self._kept(early, folder) from early
-        finally:
-            lock.release()
+        with Lock(folder, self._guard.end).held(self._still, self._say):
+            try:
+                yield
+            except StoppedEarly as early:
+                raise self._kept(early, folder) from early
 
     def _in_run_dir(self) -> Path:
         """Return the folder of the run directory that has the tokens now."""
@@ -110,10 +104,9 @@ class _Preparation:
         rundir.take(self._guard.end, self._still)
         try:
             rundir.require_same_run(self._config)
-            corpus, tokenizer = corpus_of(self._config.data), self._tokenizer
-            tools = dict(report=Reporter(self._still, self._say), encoder_of=tokenizer.encoder)
-            prepare(corpus, tokenizer.whole, rundir.data, **tools)
-            keep_tokenizer(rundir.data, tokenizer.whole)
+            tokenizer = self._tokenizer.whole
+            prepare(corpus_of(self._config.data), tokenizer, rundir.data, **self._tools)
+            keep_tokenizer(rundir.data, tokenizer)
         except StoppedEarly as early:
             raise self._kept(early, rundir.data) from early
         finally:

@@ -28,11 +28,7 @@ from mpitrain.training.trainer import Trainer
 
 
 def run(
-    opened: PreparedRun,
-    world: World,
-    guard: Guard,
-    record: RecordRequest | None = None,
-    calibrate: str | None = None,
+    opened: PreparedRun, world: World, guard: Guard, record: RecordRequest | None, calibrate: str | None
 ) -> int:
     """Train what was opened, and return the exit code. Collective over `world`; raises as built() does.
 

@@ -54,7 +54,7 @@ class Checks:
         """Compute, on one rank while it is recorded, and say if it could not be. Collective."""
         work = (recording or run_once)(compute)
         failure = recording.failed if recording else ""
-        failed = "".join(self._world.all_gather("whether the step is recorded", failure))
+        failed = self._world.first_of("whether the step is recorded", failure)
         if failed:
             self._say(f"{as_argument(self._record.path_in(self._rundir.path))} can't be written: {failed}")
         self._has_recorded = not failed

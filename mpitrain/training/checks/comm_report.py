@@ -5,7 +5,9 @@ Of several ranks that are waited for at once each has its share (comm/progress.p
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from functools import reduce
 from typing import NamedTuple
 
 from mpitrain.comm.base.world import World
@@ -32,25 +34,22 @@ class Ledger:
 
     def __init__(self, mesh: Mesh):
         self._mesh = mesh
-        self._before = mesh.usage()
-        self._waits_before = mesh.progress.waited_for()
         self._totals: dict[str, AxisUsage] = {}
-        self._waits: dict[int, float] = {}
+        self._waits = Counter[int]()  # seconds, by rank
         self._num_steps = -1
+        self.begin()
 
     def begin(self) -> None:
         """Begin a step: what was sent since the last one (validation, checkpoints) counts for no step."""
-        self._before, self._waits_before = self._mesh.usage(), self._mesh.progress.waited_for()
+        self._before = self._mesh.usage()
+        self._waits_before = Counter(self._mesh.progress.waited_for())
 
     def waits(self) -> dict[str, float]:
         """Return the seconds of this step's longest waits for other ranks, by rank."""
-        return {str(rank): seconds for rank, seconds in _longest(self._waited_for())}
+        return {str(rank): seconds for rank, seconds in self._waited_for().most_common(MOST_PEERS)}
 
-    def _waited_for(self) -> dict[int, float]:
-        before = self._waits_before
-        now = self._mesh.progress.waited_for()
-        waited = {rank: seconds - before.get(rank, 0.0) for rank, seconds in now.items()}
-        return {rank: seconds for rank, seconds in waited.items() if seconds > 0}
+    def _waited_for(self) -> Counter[int]:
+        return Counter(self._mesh.progress.waited_for()) - self._waits_before
 
     def end(self) -> dict[str, dict[str, float]]:
         """A step is over: return what each axis with traffic cost it, as metrics.jsonl shows it."""
@@ -61,8 +60,7 @@ class Ledger:
         if self._num_steps:
             for name, used in step.items():
                 self._totals[name] = self._totals.get(name, AxisUsage()).plus(used)
-            for rank, seconds in self._waited_for().items():
-                self._waits[rank] = self._waits.get(rank, 0.0) + seconds
+            self._waits.update(self._waited_for())
         return {
             name: {
                 "calls": u.calls,  # operations
@@ -81,7 +79,7 @@ class Ledger:
 
     def gather(self, world: World) -> list[RankUsage]:
         """Return the totals of all ranks on rank 0, and nothing on the others. Collective."""
-        mine = RankUsage(os.uname().nodename, self._totals, _longest(self._waits))
+        mine = RankUsage(os.uname().nodename, self._totals, self._waits.most_common(MOST_PEERS))
         return world.gather("what communication cost", mine) or []
 
     def table(self, gathered: Sequence[RankUsage]) -> str:
@@ -115,9 +113,7 @@ def axis_totals(usages: Sequence[RankUsage], num_steps: int) -> dict[str, AxisTo
     costs = {}
     for name in dict.fromkeys(name for usage in usages for name in usage.totals):
         used = {rank: usage.totals[name] for rank, usage in enumerate(usages) if name in usage.totals}
-        total = AxisUsage()
-        for usage in used.values():
-            total = total.plus(usage)
+        total = reduce(AxisUsage.plus, used.values(), AxisUsage())
         worst = max(used, key=lambda rank: used[rank].blocked_s)
         costs[name] = AxisTotal(total, len(used) * num_steps, worst, used[worst].blocked_s / num_steps)
     return costs
@@ -137,12 +133,7 @@ def _row(name: str, cost: AxisTotal) -> tuple[str, ...]:
     )
 
 
-def _longest(waits: Mapping[int, float]) -> list[tuple[int, float]]:
-    return sorted(waits.items(), key=lambda item: item[1], reverse=True)[:MOST_PEERS]
-
-
 def _peers(usages: Sequence[RankUsage], num_steps: int) -> list[str]:
-    """Say which rank waited longest for which."""
     pairs = [(seconds, rank, peer) for rank, usage in enumerate(usages) for peer, seconds in usage.waits]
     texts = [
         f"rank {rank} for rank {peer} on {usages[peer].node} {seconds / num_steps * 1e3:.1f} ms"

@@ -75,8 +75,7 @@ def _whether_to_compile(wanted: bool | str, vendor: str | None, world: World) ->
         return True, ""
     if wanted is False or vendor != "cuda":  # on AMD's GPUs it was never tried
         return False, ""
-    texts = world.all_gather("who lacks a compiler", compiler.missing(vendor))
-    missing = next(filter(None, texts), "")
+    missing = world.first_of("who lacks a compiler", compiler.missing(vendor))
     return not missing, missing
 
 

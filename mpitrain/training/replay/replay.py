@@ -177,7 +177,7 @@ class Recorded:
 class Replay:
     """Runs what a file tells. at: the instruction that the debugger stops at. Raises DataError."""
 
-    def __init__(self, path: str, at: str | None = None):
+    def __init__(self, path: str, at: str | None):
         self._file = Recorded(path)
         self.about = about = self._file.about()
         self.plan = self._file.plan(about)

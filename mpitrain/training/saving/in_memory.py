@@ -13,7 +13,7 @@ is complete: of the two newest copies, one is of a step that all have, also on o
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from mpitrain.cluster.entry import warn
 from mpitrain.cluster.status_board import BUSY
 from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError, StorageError
-from mpitrain.inputs import read_regular, replacing
+from mpitrain.inputs import read_regular, write_regular
 from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.axes import COPIES as COPIES_AXIS
 from mpitrain.plan.division.domains import DOMAINS
@@ -87,34 +87,31 @@ class CopyTaker:
             yield used[begin:end].data
 
 
+@dataclass
 class MemoryCopies:
     """Copies of an actor's state in memory, between two steps. All but copy() is collective.
 
-    memory: where; None: there are none.
+    _memory: where; None: there are none.
+    _say: prints a line on the first rank.
     num_bytes, own_bytes: of memory that they take, of all ranks and of this one.
-    say: prints a line on the first rank.
     """
 
-    def __init__(
-        self,
-        actor: Actor,
-        world: World,
-        memory: NodeMemory | None,
-        say: Callable[[str], None],
-    ):
-        self._actor = actor
-        self._world = world
-        self._memory = memory
-        self._every = actor.plan.config.recovery.every if memory else 0
-        self._say = say
-        self._count = 0
-        self._seconds = 0.0
-        self._files: list[CopyFile] = []
-        self._takers: list[list[CopyTaker]] = []  # of each file, by generation
-        self._exchange: PartnerExchange | None = None
-        self.num_bytes = self.own_bytes = 0
-        if memory and self._every:
-            self._begin(memory, about_steps(actor, world))
+    _actor: Actor
+    _world: World
+    _memory: NodeMemory | None
+    _say: Callable[[str], None]
+    _count: int = 0
+    _seconds: float = 0.0
+    _files: list[CopyFile] = field(default_factory=list)
+    _takers: list[list[CopyTaker]] = field(default_factory=list)  # of each file, by generation
+    _exchange: "PartnerExchange | None" = None
+    num_bytes: int = 0
+    own_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._every = self._actor.plan.config.recovery.every if self._memory else 0
+        if self._memory and self._every:
+            self._begin(self._memory, about_steps(self._actor, self._world))
 
     def _begin(self, memory: NodeMemory, about: StepInfo) -> None:
         """Make the files of all ranks. Without room for them there are no copies: that is said."""
@@ -164,8 +161,7 @@ class MemoryCopies:
         manifest = Manifest(len(numbers), num_bytes, parts, about.config, writer, self._world.num_nodes)
         text = msgspec.json.encode(manifest)
         file.describe_by(text)
-        with replacing(path.with_suffix(".json")) as json_file:
-            json_file.write(text)
+        write_regular(path.with_suffix(".json"), text)
         self._files.append(file)
         self._takers.append(takers)
 
@@ -250,8 +246,7 @@ class PartnerExchange:
                 used_bytes = msgspec.json.decode(text, type=Manifest).used_bytes
                 self.received = CopyFile.make(path.with_name(name).with_suffix(".bin"), num_bytes, used_bytes)
                 self.received.describe_by(text)
-                with replacing(path.with_name(name)) as file:
-                    file.write(text)
+                write_regular(path.with_name(name), text)
 
         world.on_every_rank("making room for copies of another node", make)
 

@@ -35,7 +35,7 @@ from mpitrain.checkpoint.folders import find
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.comm.base.world import World
 from mpitrain.errors import CheckpointError
-from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, remove, replacing, shown
+from mpitrain.inputs import kind_of, names_in, open_regular, read_regular, remove, shown, write_regular
 from mpitrain.plan.predict.snapshot_bytes import GENERATIONS, MARKS, META_BYTES, aligned_bytes, file_bytes
 
 PREFIX = "mpitrain-"
@@ -392,8 +392,7 @@ class NodeMemory:
         return folder
 
     def _note(self, noted: Mapping[str, Any]) -> None:
-        with replacing(self._rundir.recovery) as file:
-            file.write((json.dumps(noted) + "\n").encode())
+        write_regular(self._rundir.recovery, (json.dumps(noted) + "\n").encode())
 
     def _make(self, folder: Path, parent: str) -> None:
         if _is_own(folder, self._rundir):
@@ -401,8 +400,7 @@ class NodeMemory:
         try:
             if not _is_unfinished(folder):
                 folder.mkdir(mode=0o700)
-            with replacing(folder / RUN) as file:
-                file.write(os.path.realpath(self._rundir.path).encode())
+            write_regular(folder / RUN, os.path.realpath(self._rundir.path).encode())
         except OSError as error:
             what = f"recovery.folder = {shown(parent)}: {error.strerror}"
             change = "choose a directory in memory that can be written to"

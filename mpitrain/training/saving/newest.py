@@ -68,7 +68,7 @@ def newest_whole(
 
     def judge(path: Path) -> Newest:
         newest = Newest()
-        damage = None
+        damage = ""
         try:
             step, meta, config = load.verified(path, part, needs, note)
             routing, order = meta.get("routing", ""), meta.get("order", "")
@@ -76,7 +76,7 @@ def newest_whole(
             newest = Newest(step, meta["data"], routing, order, config=config, sequences=sequences)
         except CheckpointError as error:
             damage = error.args[0]
-        for first in filter(None, world.all_gather(VERIFYING, damage)):
+        if first := world.first_of(VERIFYING, damage):
             damaged.append(step_of(path))
             raise CheckpointError(first)
         return newest

@@ -305,19 +305,18 @@ class Saver:
 
     def finish(self) -> None:
         """Wait until nothing is under way."""
-        if self._save is not None:
-            with self.patiently():
-                self._finish()
-
-    def _finish(self) -> None:
         begin = time.monotonic()
         waited_for = self._save
-        while self._save is not None:
-            with self._place.at("save", f"waiting until step {self._save.step} is saved", WORKING):
-                self._wait_here()
-            numbers = self._world.all_gather(f"until step {self._save.step} is saved", self.number)
-            waited_for.waited_s = time.monotonic() - begin
-            self.advance(max(numbers))
+        if waited_for is None:
+            return
+        with self.patiently():
+            while self._save is not None:
+                until = f"until step {self._save.step} is saved"
+                with self._place.at("save", f"waiting {until}", WORKING):
+                    self._wait_here()
+                numbers = self._world.all_gather(until, self.number)
+                waited_for.waited_s = time.monotonic() - begin
+                self.advance(max(numbers))
 
     # ------------------------------------------------------------ what threads do
 

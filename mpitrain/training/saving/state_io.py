@@ -1,4 +1,7 @@
-"""What a checkpoint holds of an actor: weights and moments, box by box, and the loss scale."""
+"""What a checkpoint holds of an actor: weights and moments, box by box, and the loss scale.
+
+A copy of a run may have another batch, sequence length or precision than its steps were saved with.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,12 +15,12 @@ from mpitrain.checkpoint import save
 from mpitrain.checkpoint.boxes import Box, run_boxes
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_array, to_tensor
+from mpitrain.config import Config
 from mpitrain.errors import CheckpointError
 from mpitrain.inputs import listed, shown
 from mpitrain.kernels.streams import AtOnce, streams_of
 from mpitrain.parallel.zero.shards import ParameterShard
 from mpitrain.plan.declared.parameters import Spec
-from mpitrain.training.saving.saved_rules import compute_of
 from mpitrain.weights.matching import FURTHER
 
 Held = tuple[str, ParameterShard, torch.Tensor]
@@ -25,6 +28,7 @@ Parts = Mapping[str, Sequence[tuple[np.ndarray, save.Extent]]]  # of each array,
 PARAMETERS = "parameters"
 PIECE_BYTES = 1 << 18
 AT_ONCE = 1 << 20  # elements that are looked at together: a thread that looks needs little memory
+MOST_SEQUENCES = 1 << 53
 
 
 def has_a_shard(actor: Actor) -> bool:
@@ -171,3 +175,32 @@ def _boxes(held: Iterable[Held]) -> Iterator[tuple[str, Spec, Box, torch.Tensor]
 def _offset(spec: Spec, box: Box) -> tuple[int, ...]:
     """Return where a box of this rank's box begins in the whole parameter."""
     return tuple(a + b for a, b in zip(spec.offset, box.start))
+
+
+def sequences_read(saved: Checkpoint, config: Config) -> int:
+    """Return the place in the data's order of the next sequence, counted in sequences of `config`.
+
+    Another data.sequence rounds it up, so that no token is counted twice. Raises CheckpointError
+    for a place that no run reaches.
+    """
+    count = saved.meta.get("sequences")
+    if count is None:  # of an older version
+        skipped = (saved.meta.get("spikes") or {}).get("batches_skipped", 0)
+        count = (saved.meta["step"] + skipped) * _saved(saved, "batch.global", config.batch.global_)
+    num_tokens = count * _saved(saved, "data.sequence", config.data.sequence)
+    place = -(-num_tokens // config.data.sequence)
+    if place > MOST_SEQUENCES:
+        what = f"{shown(saved.path)}: found {place:,} sequences read"
+        raise CheckpointError(f"{what}; it is damaged, remove it")
+    return place
+
+
+def compute_of(saved: Checkpoint, config: Config) -> str:
+    """Return the precision.compute that a step was saved with."""
+    return str(saved.about.settings.get("precision.compute", config.precision.compute))
+
+
+def _saved(saved: Checkpoint, key: str, otherwise: int) -> int:
+    """Return a count of the configuration in a step; `otherwise` if it doesn't say it."""
+    value = saved.about.settings.get(key)
+    return value if type(value) is int and value > 0 else otherwise

@@ -9,7 +9,7 @@ from mpitrain.checkpoint.meta import Known, SpikeHistory, StepInfo
 from mpitrain.config import Precision, load
 from mpitrain.optim.loss_scale import START, LossScale
 from mpitrain.training.checks.spikes import Spikes
-from mpitrain.training.saving.saved_rules import compute_of, sequences_read
+from mpitrain.training.saving.state_io import compute_of, sequences_read
 
 SOURCES = [path for path in (ROOT / "mpitrain").rglob("*.py") if path.name != "meta.py"]
 COMPUTES = ("fp32", "fp64", "bf16", "fp16", "fp8")
