@@ -101,36 +101,33 @@ class Attention(Layer):
     def parameters(self) -> tuple[Spec, ...]:
         features = self.head_size * self.heads
         kv_features = self.head_size * self.kv_heads
-        specs = [
-            *norm("attention.norm", self.width, self.eps, self.kind),
-            matrix("attention.q.weight", features, self.width, ROWS),
-            matrix("attention.k.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
-            matrix("attention.v.weight", kv_features, self.width, ROWS, pieces=self.kv_heads),
-        ]
+        rows = dict(q=(features, 0), k=(kv_features, self.kv_heads), v=(kv_features, self.kv_heads))
+        specs = [*norm("attention.norm", self.width, self.eps, self.kind)]
+        for name, (length, pieces) in rows.items():
+            specs.append(matrix(f"attention.{name}.weight", length, self.width, ROWS, pieces=pieces))
         if self.biased:
-            specs.append(bias("attention.q.bias", features))
-            specs += [bias(f"attention.{name}.bias", kv_features, pieces=self.kv_heads) for name in "kv"]
+            for name, (length, pieces) in rows.items():
+                specs.append(bias(f"attention.{name}.bias", length, pieces=pieces))
         if self.normed:
             for name in "qk":
                 specs += norm(f"attention.{name}_norm", self.head_size, self.eps, self.kind, met_apart=True)
         if self.normed_whole:
-            for name, length, pieces in (("q", features, 0), ("k", kv_features, self.kv_heads)):
+            for name in "qk":
+                length, pieces = rows[name]
                 (weight,) = norm(f"attention.{name}_norm", length, self.eps)
                 specs.append(replace(weight, divided=ROWS, pieces=pieces))
         if self.sinks:
             specs.append(bias("attention.sinks", self.heads))
-        specs.append(
-            matrix("attention.output.weight", self.width, features, COLUMNS, std=residual_std(self.depth))
-        )
+        std = residual_std(self.depth)
+        specs.append(matrix("attention.output.weight", self.width, features, COLUMNS, std=std))
         if self.biased_output:
             specs.append(bias("attention.output.bias", self.width, None))
         return tuple(specs)
 
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked, and what is before the window."""
-        return product_flops(self.parameters()) + 12.0 * self.heads * self.head_size * seen(
-            sequence, self.window
-        )
+        core = 12.0 * self.heads * self.head_size * seen(sequence, self.window)
+        return product_flops(self.parameters()) + core
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         heads = self.heads // sizes.tp
@@ -160,20 +157,15 @@ class Attention(Layer):
         # when the scores are gone
         dropping = sizes.dropped(self.width) if self.residual_dropout else 0
         attending = self._dropping(sizes, heads) if self.dropout else Working(0, 0)
-        return Working(
-            forward + max(dropping, attending.forward), backward + max(dropping, attending.backward)
-        )
+        forward += max(dropping, attending.forward)
+        return Working(forward, backward + max(dropping, attending.backward))
 
     def _dropping(self, sizes: Sizes, heads: int) -> Working:
-        """Return what is made of scores with dropout, and the gradients of some queries.
-
-        heads: of this rank.
-        """
-        scores = _scores_at_once(sizes, heads)
-        at_once = scores * sizes.wide
-        masks = scores * MASK_BYTES
+        """Return what is made of scores with dropout, and the gradients of some queries."""
+        mask = _scores_at_once(sizes, heads)  # a byte of each
+        at_once = mask * sizes.wide
+        masks = mask * MASK_BYTES
         grads = sizes.positions * self.head_size * (heads + 2 * self._kv_heads(sizes)) * sizes.wide
-        mask = scores  # a byte of each
         return Working(max(3 * at_once + mask, masks), max(5 * at_once + mask + 2 * grads, masks))
 
     def history(self, sizes: Sizes) -> int:
@@ -184,27 +176,22 @@ class Attention(Layer):
         """Keys and values, of a window if there is one."""
         return 2 * min(self.window or positions, positions) * self.kv_heads * self.head_size * itemsize
 
-    def _kv_heads(self, sizes: Sizes) -> int:
+    def _kv_heads(self, sizes: Sizes | StepLayout) -> int:
         """Return how many heads of keys this rank has; fewer than ranks are repeated."""
         return max(1, self.kv_heads // sizes.tp)
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         heads = self.heads // sizes.tp, self._kv_heads(sizes), self.head_size
         normed = self.kind is not NormKind.NONE
-        items = attended(
-            sizes, heads, self.width, self.width, normed=normed, with_width_norms=self.normed_whole
-        )
-        local_items = self.biased_output + bool(self.residual_dropout)
-        return *items, *local_items * (LOCAL,)
+        width_norms = self.normed_whole
+        items = attended(sizes, heads, self.width, self.width, normed=normed, with_width_norms=width_norms)
+        return *items, *(self.biased_output + bool(self.residual_dropout)) * (LOCAL,)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:
         n, width = layout.positions, self.head_size
-        heads, kv_heads = self.heads // layout.tp, max(1, self.kv_heads // layout.tp)
-        products = (
-            Product(n, (heads + 2 * kv_heads) * width, self.width),
-            Product(n, self.width, heads * width),
-        )
-        sizes = HeadSizes(heads, kv_heads, width, width)
+        sizes = HeadSizes(self.heads // layout.tp, self._kv_heads(layout), width, width)
+        of_qkv = Product(n, (sizes.queries + 2 * sizes.kv) * width, self.width)
+        products = of_qkv, Product(n, self.width, sizes.queries * width)
         return attention_work(
             layout, self.width, products, sizes, window=self.window, biased=self.biased_output,
             dropped=bool(self.residual_dropout),
@@ -223,22 +210,24 @@ class Attention(Layer):
         sizes = site.plan.sizes
         heads = Heads(self.heads // sizes.tp, self._kv_heads(sizes), self.head_size)
         (norm,) = norm_segment(own, "attention.norm") or [None]
+        weights = tuple(own[f"attention.{name}.weight"] for name in "qkv")
         biases = tuple(own[f"attention.{name}.bias"] for name in "qkv") if self.biased else ()
         has_norms = self.normed or self.normed_whole
         norms = tuple(own[f"attention.{name}_norm.weight"] for name in "qk") if has_norms else ()
+        rotary = None if self.rope is None else site.rotary(self.rope)
         projection = Projection(
             None if site.tp else norm,
-            tuple(own[f"attention.{name}.weight"] for name in "qkv"),
-            None if self.rope is None else site.rotary(self.rope),
+            weights,
+            rotary,
             heads.width,
-            fp8=site.fp8,
-            biases=biases,
-            norms=norms,
-            whole=self.normed_whole,
+            site.fp8,
+            biases,
+            norms,
+            self.normed_whole,
         )
         over_tp = None
         if self.normed_whole and site.tp:
-            over_tp = WidthNorms(norms, site.tp, projection.rotary, heads.width)
+            over_tp = WidthNorms(norms, site.tp, rotary, heads.width)
         first = heads.queries * (site.tp.rank if site.tp else 0)
         of_rank = range(first, first + heads.queries)
         dropout = ProbabilityDropout(self.dropout, self.block, of_rank) if self.dropout else None
@@ -254,10 +243,7 @@ class Attention(Layer):
 
 
 def _scores_at_once(sizes: Sizes, heads: int) -> int:
-    """Return how many scores of some queries to all keys are made at once, capped or dropped.
-
-    heads: of this rank.
-    """
+    """Return how many scores of some queries to all keys are made at once. heads: of this rank."""
     rows = min(probabilities.ROWS, sizes.length)
     return sizes.config.batch.micro * heads * rows * sizes.config.data.sequence
 
@@ -273,11 +259,9 @@ def seen(sequence: int, window: int = 0) -> float:
 
 def _kv_heads_at_once(parallel: ResolvedParallel, kv_heads: int) -> int:
     """Return of how many heads a rank has keys when it attends, as long as its own positions."""
-    if parallel.cp > 1 and parallel.context == "gather":
+    if parallel.context == "gather":
         return kv_heads * parallel.cp
-    if parallel.cp > 1 and parallel.context == "ulysses":
-        return max(kv_heads, parallel.cp)
-    return kv_heads
+    return max(kv_heads, parallel.cp) if parallel.context == "ulysses" else kv_heads
 
 
 def kept_by_core(
@@ -303,38 +287,17 @@ def kept_by_core(
     kept = width * (heads + 2 * _kv_heads_at_once(parallel, kv_heads)) * sizes.itemsize
     if sizes.selective and not sizes.core_alone:
         return kept
-    copied = (
-        heads * value_width * sizes.factor
-        if _output_is_copied(sizes, heads, width, value_width, side_by_side)
-        else 0
-    )
+    # queries came from other ranks, and lie head by head
+    by_head = (parallel.async_tp and not side_by_side) or parallel.context == "ulysses"
+    is_copied = (heads > 1 and (by_head or value_width < width)) or sizes.factor < sizes.itemsize
+    copied = is_copied * heads * value_width * sizes.factor
     keeps_log_sum_exp = sizes.config.precision.compute not in ("bf16", "fp8")
     if keeps_log_sum_exp or by_tiles or parallel.cp > 1:
         return kept + heads * (width * sizes.itemsize + sizes.wide) + copied
     return kept + (copied or heads * width * sizes.factor)
 
 
-def _output_is_copied(
-    sizes: Sizes,
-    heads: int,
-    width: int,
-    value_width: int,
-    side_by_side: bool,
-) -> bool:
-    """Return whether what the output multiplies is another tensor than the result of attention."""
-    parallel = sizes.config.parallel
-    # queries came from other ranks, and lie head by head
-    by_head = (parallel.async_tp and not side_by_side) or parallel.context == "ulysses"
-    return (heads > 1 and (by_head or value_width < width)) or sizes.factor < sizes.itemsize
-
-
-def working_of_core(
-    sizes: Sizes,
-    width: int,
-    heads: int,
-    kv_heads: int,
-    head_width: int,
-) -> Working:
+def working_of_core(sizes: Sizes, width: int, heads: int, kv_heads: int, head_width: int) -> Working:
     """Return what attention works with. width: of the residual stream.  heads, kv_heads: of this rank."""
     stream = sizes.stream(width)
     number = sizes.positions * head_width

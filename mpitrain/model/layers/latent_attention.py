@@ -90,6 +90,7 @@ class LatentAttention(Layer):
     def parameters(self) -> tuple[Spec, ...]:
         queries, of_kv, rotary = self.latent_widths
         eps = self.eps if self.latent_eps is None else self.latent_eps
+        std = residual_std(self.depth)
         low_rank = (
             matrix("attention.q_down.weight", queries, self.width, None),
             *norm("attention.q_norm", queries, eps),
@@ -101,20 +102,13 @@ class LatentAttention(Layer):
             matrix("attention.kv_down.weight", of_kv + rotary, self.width, None),
             *norm("attention.kv_norm", of_kv, eps),
             matrix("attention.kv_up.weight", self.heads * (self.head_width + self.value_width), of_kv, ROWS),
-            matrix(
-                "attention.output.weight",
-                self.width,
-                self.heads * self.value_width,
-                COLUMNS,
-                std=residual_std(self.depth),
-            ),
+            matrix("attention.output.weight", self.width, self.heads * self.value_width, COLUMNS, std=std),
         )
 
     def flops(self, sequence: int) -> float:
         """Half of the scores are masked; padding isn't counted."""
-        return product_flops(self.parameters()) + 6.0 * self.heads * (
-            self.key_width + self.value_width
-        ) * seen(sequence)
+        core = 6.0 * self.heads * (self.key_width + self.value_width) * seen(sequence)
+        return product_flops(self.parameters()) + core
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         heads = self.heads // sizes.tp
@@ -123,9 +117,8 @@ class LatentAttention(Layer):
         inputs = 0 if sizes.selective else self.width * sizes.itemsize
         core = kept_by_core(sizes, heads, heads, self.key_width, self.value_width)
         kept_once = segment * self.history(sizes) + sizes.probabilities(heads, self.key_width)
-        return (
-            sizes.shared * (norms + inputs) + sizes.positions * (latent * sizes.itemsize + core) + kept_once
-        )
+        gathered = sizes.positions * (latent * sizes.itemsize + core)
+        return sizes.shared * (norms + inputs) + gathered + kept_once
 
     def left(self, sizes: Sizes) -> int:
         """Where a gather has put sequences side by side, the inputs of both products are copies,
@@ -177,14 +170,13 @@ class LatentAttention(Layer):
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.attention import Output, attended  # torch
         from mpitrain.model.build_context import Heads
-        from mpitrain.model.latent_attention import Down, LatentCore, LatentWidths, Up
+        from mpitrain.model.latent_attention import Down, LatentCore, Up
         from mpitrain.parallel.walk import Residual
 
         own = {name.removeprefix("attention.").removesuffix(".weight"): own[name] for name in own}
-        widths = LatentWidths(*self.latent_widths, self.head_width, self.value_width)
         # with tp, Down is of the positions that are here, the rest of all positions and some heads
-        down = Down(widths, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
-        up = Up(widths, own["q_up"], own["kv_up"], site.rotary(self.rope), self.rope.magnitude)
+        down = Down(self, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
+        up = Up(self, own["q_up"], own["kv_up"], site.rotary(self.rope))
         output = Output(own["output"], value_width=self.value_width)
         num_heads = self.heads // site.plan.sizes.tp
         heads = Heads(num_heads, num_heads, self.key_width)
@@ -192,10 +184,9 @@ class LatentAttention(Layer):
 
 
 def latent_heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes of latent attention that are open, by the width of a head.
+    """Return the sizes of latent attention that are open, by the width of a head (DeepSeek-V2,
+    arXiv:2405.04434, section 3.1.2; V3's are the same). Raises ConfigError for what can't be.
 
-    DeepSeek-V2, arXiv:2405.04434, section 3.1.2; V3's are the same. Raises ConfigError for what
-    can't be.
     keys: those of the table `attention`, with their values so far.
     """
     width = keys["head_width"] or width_of_head(model)
@@ -208,33 +199,17 @@ def latent_heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any
     sizes = {"head_width": width} | {
         key: size if keys[key] is None else keys[key] for key, size in by_width.items()
     }
-    _refuse_empty(sizes)
-    refuse_odd("attention.rotary_width", sizes["rotary_width"])
-    _refuse_wide_values(sizes)
-    return sizes
-
-
-def _refuse_empty(keys: dict[str, Any]) -> None:
-    """Raise ConfigError for a part of latent attention that has no features. q_rank may be 0.
-
-    Queries are made of the layer's input.
-    """
     for key in ("kv_rank", "rotary_width", "value_width"):
-        if not keys[key]:
+        if not sizes[key]:
             raise ConfigError(
                 f"attention.{key} = 0: latent attention needs at least 1; leave it out to derive it from the "
                 "head's width"
             )
-
-
-def _refuse_wide_values(keys: dict[str, Any]) -> None:
-    """Raise ConfigError where values would be wider than what attention's kernels are given."""
-    together = keys["head_width"] + keys["rotary_width"]
-    if keys["value_width"] > together:
-        parts = (
-            f"attention.head_width + attention.rotary_width = {keys['head_width']} + {keys['rotary_width']}"
-        )
+    refuse_odd("attention.rotary_width", sizes["rotary_width"])
+    if sizes["value_width"] > width + sizes["rotary_width"]:  # than what attention's kernels are given
         raise ConfigError(
-            f"attention.value_width = {keys['value_width']} is more than {parts}, the width of queries and "
-            "keys; lower it"
+            f"attention.value_width = {sizes['value_width']} is more than attention.head_width + "
+            f"attention.rotary_width = {width} + {sizes['rotary_width']}, the width of queries and keys; "
+            "lower it"
         )
+    return sizes
