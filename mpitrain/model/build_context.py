@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from mpitrain.comm.axis import Axis
@@ -78,12 +79,15 @@ class BuildContext:
         """Whether what tp sends goes chunk by chunk."""
         return self.tp is not None and self.plan.config.parallel.async_tp
 
+    def positions(self) -> np.ndarray:
+        """Return the positions of a sequence that this rank of cp has, [T]."""
+        return self.plan.positions(self.cp.rank if self.cp else 0)
+
     def rotary(self, rope: Rope) -> Rotary:
         """Return the tables for the positions that are here, once for all layers of the stage."""
         if rope not in self.rotaries:
-            positions = torch.from_numpy(self.plan.positions(self.cp.rank if self.cp else 0))
-            length = self.plan.config.data.sequence
-            ordered = self.plan.orders_rows
+            positions = torch.from_numpy(self.positions())
+            length, ordered = self.plan.config.data.sequence, self.plan.orders_rows
             self.rotaries[rope] = Rotary(
                 rope, positions, length, self.dtype, self.device, self.functions, ordered
             )

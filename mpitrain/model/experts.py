@@ -1,6 +1,5 @@
-"""What computes a mixture of experts.
-
-A router, an exchange in rounds, grouped products, and shared experts meanwhile.
+"""What computes a mixture of experts: a router, an exchange in rounds, grouped products, and shared
+experts meanwhile.
 
     forward   route | counts | send rows  |  shared experts  | experts | send back | add up
     backward          send gradients      |  shared experts  | experts | send back | add up | route
@@ -21,33 +20,23 @@ import torch
 from torch.nn import functional
 
 from mpitrain.comm.collectives import all_reduce
-from mpitrain.kernels.activation_functions import Activation
 from mpitrain.kernels.grouped import add_sums, grouped_product, row_vectors
 from mpitrain.kernels.precision import wide
 from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
+from mpitrain.model.layers.experts import Experts
 from mpitrain.model.linear import GroupedProduct
-from mpitrain.parallel.expert.exchange import (
-    Choices,
-    CombinedRows,
-    DispatchedRows,
-    DispatchRounds,
-    Flat,
-)
+from mpitrain.parallel.expert.exchange import Choices, CombinedRows, DispatchedRows, DispatchRounds, Flat
 from mpitrain.parallel.expert.hierarchical import Hierarchical
 from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Addend, Begun, Later, Walk, WeightGradients, run
 from mpitrain.parallel.zero.parameters import Parameter
-from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 from mpitrain.plan.settings.dispatch import Dispatch
 
 
 class ExpertRows(NamedTuple):
-    """What has come to the experts of a rank, in their order.
-
-    [R, D], and the weights [R, 1]; from this gate and up [R, F].
-    """
+    """What has come to a rank's experts, in their order: x [R, D], weights [R, 1], gate and up [R, F]."""
 
     x: torch.Tensor
     weights: torch.Tensor
@@ -75,60 +64,42 @@ class SavedMixture(NamedTuple):
 
 
 class ExpertMixture:
-    """The mixture, without norm and residual.
+    """The mixture of a layer, without norm and residual.
 
     Collective over the axis of the experts, and over the ranks with the same sequences.
-
-    activation, shared_activation: those of experts, and of shared ones.
-    by_sequence: loads are balanced within each sequence.
     """
 
-    def __init__(
-        self,
-        own: Mapping[str, Parameter],
-        site: BuildContext,
-        settings: Settings,
-        *,
-        activation: Activation,
-        shared_activation: Activation,
-        by_sequence: bool,
-    ):
-        self.settings = settings
-        self.by_sequence = by_sequence
+    def __init__(self, own: Mapping[str, Parameter], site: BuildContext, layer: Experts):
+        self.settings = layer.settings
+        self.by_sequence = layer.by_sequence
+        self.activation = layer.activation
         self.site = site
-        self.gate, self.up, self.down = (own[f"ffn.experts.{name}.weight"] for name in ("gate", "up", "down"))
+        names = "gate", "up", "down"
+        self.gate, self.up, self.down = (own[f"ffn.experts.{name}.weight"] for name in names)
+        self.biases = [own.get(f"ffn.experts.{name}.bias") for name in names]
         self.router = own["ffn.router.weight"]
         self.load = own["ffn.router.load"]
         self.bias = own.get("ffn.router.bias")
-        self.biases = [own.get(f"ffn.experts.{name}.bias") for name in ("gate", "up", "down")]
         self.logit_bias = own.get("ffn.router.logit_bias")
-        self.activation = activation
-        self.tokens = site.tokens
         self.wide = wide(site.dtype)
         self.shared = None
         if self.settings.shared:
-            gate, up, down = (own[f"ffn.shared.{name}.weight"] for name in ("gate", "up", "down"))
-            self.shared = FeedForwardSegment(None, (gate, up), down, activation=shared_activation)
-        self.dispatch = Dispatch(site.plan.config, site.plan.table.segments)
+            gate, up, down = (own[f"ffn.shared.{name}.weight"] for name in names)
+            self.shared = FeedForwardSegment(None, (gate, up), down, activation=layer.shared_activation)
         self.exchange = self._exchange()
-        segments = np.split(site.plan.positions(site.cp.rank if site.cp else 0), site.plan.table.segments)
+        segments = np.split(site.positions(), site.plan.table.segments)
         self._positions = [
             np.split(segment, site.tp.size)[site.tp.rank] if site.tp else segment for segment in segments
         ]
 
     def _exchange(self) -> Flat | Hierarchical:
         site = self.site
-        dispatch = self.dispatch
-        itemsize = self.site.dtype.itemsize
+        dispatch = Dispatch(site.plan.config, site.plan.table.segments)
+        itemsize = site.dtype.itemsize
         if site.experts_far is not None:
             return Hierarchical(site.experts, site.experts_far, site.experts_near, dispatch, itemsize)
-        return Flat(
-            site.experts,
-            site.plan.config.parallel.etp,
-            self.settings.active,
-            dispatch.limit,
-            dispatch.forms(itemsize),
-        )
+        etp, active = site.plan.config.parallel.etp, self.settings.active
+        return Flat(site.experts, etp, active, dispatch.limit, dispatch.forms(itemsize))
 
     # ------------------------------------------------------------ forward
 
@@ -139,10 +110,9 @@ class ExpertMixture:
         chosen = self._route(x_ND, context)
         choices = self._choices(chosen.experts, self.settings.capacity if keeps else 0.0)
         rounds = yield from self.exchange.exchange_counts(choices)
-        here = router.statistics(
-            chosen, self.settings, self._sets(x_BTD), chosen.experts.numel() - len(choices.order)
-        )
-        everywhere = None if self.tokens is None else all_reduce(here.vector, self.tokens)
+        dropped = chosen.experts.numel() - len(choices.order)
+        here = router.statistics(chosen, self.settings, self._sets(x_BTD), dropped)
+        everywhere = None if self.site.tokens is None else all_reduce(here.vector, self.site.tokens)
         arriving = Begun(self.exchange.dispatch(rounds, 0, x_ND, chosen.weights))
         of_shared, y_BTD = None, None
         if self.shared is not None:
@@ -159,33 +129,29 @@ class ExpertMixture:
         sums = self._record_metrics(statistics, context)
         routed_BTD = self._summed(combined, len(x_ND)).view_as(x_BTD)
         y_BTD = routed_BTD if y_BTD is None else y_BTD + routed_BTD
-        return y_BTD, SavedMixture(
-            x_BTD, chosen, sums, rounds, rows, of_shared, context.scale
-        ) if keeps else None
+        saved = SavedMixture(x_BTD, chosen, sums, rounds, rows, of_shared, context.scale)
+        return y_BTD, saved if keeps else None
 
     def _route(self, x_ND: torch.Tensor, context: Context) -> router.Chosen:
-        kind = wide(x_ND.dtype)
+        active = self.settings.active
         routes = context.routes
-        logits = x_ND.to(kind) @ self.router.data.to(kind).t()
+        logits = x_ND.to(self.wide) @ self.router.data.to(self.wide).t()
         if self.logit_bias is not None:
-            logits += self.logit_bias.data.to(kind)
+            logits += self.logit_bias.data.to(self.wide)
+        bias = None if self.bias is None else self.bias.data
         if routes is None:
-            return router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
+            return router.choose(logits, bias, self.settings)
         positions = self._positions[context.segment]
         if context.microbatch.order is not None:
             positions = context.microbatch.order[:, positions].cpu().numpy()
         replayed = routes.chosen(self.load.name, positions)
         if replayed is not None:
-            experts = torch.from_numpy(
-                np.sort(replayed.reshape(-1, self.settings.active).astype(np.int64))
-            ).to(x_ND.device)
+            rows = np.sort(replayed.reshape(-1, active).astype(np.int64))
+            experts = torch.from_numpy(rows).to(x_ND.device)
             return router.Chosen(logits, experts, router.weigh(logits, experts, self.settings))
-        chosen = router.choose(logits, None if self.bias is None else self.bias.data, self.settings)
-        routes.record(
-            self.load.name,
-            positions,
-            chosen.experts.cpu().numpy().reshape(-1, positions.shape[-1], self.settings.active),
-        )
+        chosen = router.choose(logits, bias, self.settings)
+        made = chosen.experts.cpu().numpy().reshape(-1, positions.shape[-1], active)
+        routes.record(self.load.name, positions, made)
         return chosen
 
     def _choices(self, experts_NK: torch.Tensor, capacity: float) -> Choices:
@@ -200,18 +166,13 @@ class ExpertMixture:
         counts = router.num_choices(experts, self.settings.count)
         if capacity:
             most = math.ceil(capacity * len(experts) / self.settings.count)
-            place = (
-                torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[experts[order]]
-            )
-            order = order[place < most]
+            first = (counts.cumsum(0) - counts)[experts[order]]
+            order = order[torch.arange(len(order), device=order.device) - first < most]
             counts = counts.clamp(max=most)
         return Choices(experts_NK, order, counts.cpu().numpy())
 
     def _enter(self, dispatched: DispatchedRows) -> Walk:
-        """Compute gate and up of what has come, ExpertRows.
-
-        Here and below, messages of others are moved on between products.
-        """
+        """Return the ExpertRows of what has come. Between products, here and below, messages move on."""
         gate = grouped_product(dispatched.x, self.gate.data, dispatched.loads)
         yield None
         up = grouped_product(dispatched.x, self.up.data, dispatched.loads)
@@ -229,11 +190,7 @@ class ExpertMixture:
             made[:, _features(bias)] += row_vectors(bias.data, rows.loads) * weights
         return made
 
-    def _record_metrics(
-        self,
-        statistics: router.Statistics,
-        context: Context,
-    ) -> list[torch.Tensor]:
+    def _record_metrics(self, statistics: router.Statistics, context: Context) -> list[torch.Tensor]:
         """Record how well loads are balanced, and return the sums of the microbatch's segments.
 
         The balance loss is that of a whole microbatch, and comes with its last segment.
@@ -241,14 +198,14 @@ class ExpertMixture:
         sums = context.history.setdefault(self, []) if context.history is not None else []
         if context.segment == len(sums):  # else the forward is computed again
             sums.append(statistics.vector)
-        losses = {"z_loss": router.z_loss(statistics.z, self.settings)}
+        metrics = {"z_loss": router.z_loss(statistics.z, self.settings)}
         if context.segment == self.site.plan.table.segments - 1:
             whole = router.Statistics(sum(sums), len(statistics.counts))
-            losses["balance_loss"] = router.balance_loss(self._shares(whole), whole.scores, self.settings)
+            metrics["balance_loss"] = router.balance_loss(self._shares(whole), whole.scores, self.settings)
+        metrics["dropped"] = statistics.dropped
         ranks = self.site.cp.size if self.site.cp else 1  # each of these tells, and they are summed
-        for name, value in losses.items():
+        for name, value in metrics.items():
             context.record_metric(name, value / ranks)
-        context.record_metric("dropped", statistics.dropped / ranks)
         return sums
 
     def _sets(self, x_BTD: torch.Tensor) -> int:
@@ -266,10 +223,9 @@ class ExpertMixture:
     def backward(self, saved: SavedMixture, grad_of_output: torch.Tensor, later: Later) -> Walk:
         """Return the gradient of the input.
 
-        Weight gradients of rows of the first round are handed over, those of others added.
-
-        So a split backward adds rounds in another order than a whole one: to wait, later rounds
-        would have to be kept.
+        Weight gradients of rows of the first round are handed over, those of others added. So a
+        split backward adds rounds in another order than a whole one: to wait, later rounds would
+        have to be kept.
         """
         grad_ND = grad_of_output.flatten(0, 1)
         x_ND = saved.x.flatten(0, 1)
@@ -310,20 +266,22 @@ class ExpertMixture:
         of_up = self.activation.grad_of_up(of_hidden.mul_(activated), rows.up)
         if (bias := self.biases[-1]) is not None:
             here = grad[:, _features(bias)]
-            of_weights += (
-                (here * row_vectors(bias.data, rows.loads)).to(of_weights.dtype).sum(-1, keepdim=True)
-            )
+            biased = here * row_vectors(bias.data, rows.loads)
+            of_weights += biased.to(of_weights.dtype).sum(-1, keepdim=True)
             for parameter, product in zip(self.biases, (of_gate, of_up, here * weights)):
                 add_sums(parameter.grad, product, rows.loads)
         of_x = grouped_product(of_gate, self.gate.data.transpose(1, 2), rows.loads)
         yield None
         of_x += grouped_product(of_up, self.up.data.transpose(1, 2), rows.loads)
-        factors = (
-            (self.gate, rows.x, of_gate),
-            (self.up, rows.x, of_up),
-            (self.down, hidden.mul_(weights), grad),
+        return (
+            of_x,
+            of_weights,
+            [
+                GroupedProduct(self.gate, rows.x, of_gate, rows.loads),
+                GroupedProduct(self.up, rows.x, of_up, rows.loads),
+                GroupedProduct(self.down, hidden.mul_(weights), grad, rows.loads),
+            ],
         )
-        return of_x, of_weights, [GroupedProduct(*product, rows.loads) for product in factors]
 
     def _summed(self, combined: list[CombinedRows], num: int) -> torch.Tensor:
         """Return the sums of what has come back for each of `num` tokens, in the order of places, [n, D]."""
@@ -332,19 +290,14 @@ class ExpertMixture:
         )
         kept, places = slots.sort()
         first = torch.arange(0, num * self.exchange.slots, self.exchange.slots, device=slots.device)
-        # In the wider type: on a CPU the sums of a bag of 16-bit numbers are rounded away from
-        # zero.
-        return functional.embedding_bag(
-            places, rows.to(self.wide), torch.searchsorted(kept, first), mode="sum"
-        ).to(rows.dtype)
+        bags = torch.searchsorted(kept, first)
+        # In the wider type: on a CPU the sums of a bag of 16-bit numbers are rounded away from zero.
+        return functional.embedding_bag(places, rows.to(self.wide), bags, mode="sum").to(rows.dtype)
 
     def _route_back(
         self, saved: SavedMixture, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later
     ) -> torch.Tensor:
-        """Return the gradient of the input by way of the router.
-
-        That of the router's weight, and the loads, are handed over.
-        """
+        """Return the gradient of the input by way of the router. Its weight's, and loads, are handed over."""
         shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)
         counts = router.num_choices(saved.chosen.experts.flatten(), self.settings.count)

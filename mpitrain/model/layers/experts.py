@@ -1,6 +1,5 @@
-"""A mixture of experts, after an RMSNorm.
-
-A router sends each token to a few of many gated feed-forwards (arXiv:2006.16668, 2401.04088).
+"""A mixture of experts, after an RMSNorm: a router sends each token to a few of many gated
+feed-forwards (arXiv:2006.16668, 2401.04088).
 
 Kept of it, with n positions of the residual stream on this rank, width D, E experts of which a
 token is sent to K, F hidden units of an expert, R rows that have come to this rank (at most
@@ -32,8 +31,9 @@ from mpitrain.plan.declared.parameters import (
     EPS,
     EXPERT,
     ROWS,
-    STD,
     Spec,
+    bias,
+    matrix,
     norm,
     residual_std,
     stack,
@@ -92,60 +92,33 @@ class Experts(Layer):
         )
 
     def parameters(self) -> tuple[Spec, ...]:
-        experts = self.settings
-        width = self.width
-        hidden = self.settings.width
+        count, hidden, width = self.settings.count, self.settings.width, self.width
         std = residual_std(self.depth)
-        active = experts.active / experts.count
-        return (
+        active = self.settings.active / count
+        specs = [
             *norm("ffn.norm", width, self.eps),
-            Spec("ffn.router.weight", (experts.count, width), STD, group="matrix"),
-            Spec("ffn.router.load", (experts.count,), constant=1 / experts.count, group="load"),
-            *(
-                (Spec("ffn.router.bias", (experts.count,), constant=0.0, group="bias"),)
-                if experts.balance == "bias"
-                else ()
-            ),
-            stack("ffn.experts.gate.weight", experts.count, hidden, width, ROWS, active=active),
-            stack("ffn.experts.up.weight", experts.count, hidden, width, ROWS, active=active),
-            stack("ffn.experts.down.weight", experts.count, width, hidden, COLUMNS, std=std, active=active),
-            *(self._biases(active) if self.biased else ()),
-            *(self._shared() if experts.shared else ()),
-        )
-
-    def _biases(self, active: float) -> tuple[Spec, ...]:
-        """Of what experts make, each of the ranks that divide them adds the bias of other features.
-
-        The sum has all, once.
-        """
-        lengths = {"gate": self.settings.width, "up": self.settings.width, "down": self.width}
-        return (
-            Spec("ffn.router.logit_bias", (self.settings.count,), constant=0.0),
-            *(
-                Spec(
-                    f"ffn.experts.{name}.bias",
-                    (self.settings.count, n),
-                    constant=0.0,
-                    divided=1,
-                    domain=EXPERT,
-                    active=active,
-                )
-                for name, n in lengths.items()
-            ),
-        )
-
-    def _shared(self) -> tuple[Spec, ...]:
-        hidden = self.shared_width
-        width = self.width
-        return (
-            Spec("ffn.shared.gate.weight", (hidden, width), STD, group="matrix"),
-            Spec("ffn.shared.up.weight", (hidden, width), STD, group="matrix"),
-            Spec("ffn.shared.down.weight", (width, hidden), residual_std(self.depth), group="matrix"),
-        )
+            matrix("ffn.router.weight", count, width, None),
+            Spec("ffn.router.load", (count,), constant=1 / count, group="load"),
+        ]
+        if self.settings.balance == "bias":
+            specs.append(Spec("ffn.router.bias", (count,), constant=0.0, group="bias"))
+        for name in ("gate", "up"):
+            specs.append(stack(f"ffn.experts.{name}.weight", count, hidden, width, ROWS, active=active))
+        specs.append(stack("ffn.experts.down.weight", count, width, hidden, COLUMNS, std=std, active=active))
+        if self.biased:
+            specs.append(bias("ffn.router.logit_bias", count, None))
+            # each of the ranks that divide an expert adds the bias of other features: the sum has all
+            own = dict(constant=0.0, divided=1, domain=EXPERT, active=active)
+            for name, length in (("gate", hidden), ("up", hidden), ("down", width)):
+                specs.append(Spec(f"ffn.experts.{name}.bias", (count, length), **own))
+        if self.settings.shared:
+            for name in ("gate", "up"):
+                specs.append(matrix(f"ffn.shared.{name}.weight", self.shared_width, width, None))
+            specs.append(matrix("ffn.shared.down.weight", width, self.shared_width, None, std=std))
+        return tuple(specs)
 
     def kept(self, sizes: Sizes, segment: int) -> int:
-        n = sizes.shared
-        wide = sizes.wide
+        n, wide = sizes.shared, sizes.wide
         experts = self.settings
         rows = most_rows(sizes.config, sizes.segments)
         here = (self.width + 2 * experts.width // sizes.config.parallel.etp) * sizes.itemsize + wide
@@ -156,8 +129,7 @@ class Experts(Layer):
 
     def left(self, sizes: Sizes) -> int:
         rows = most_rows(sizes.config, sizes.segments)
-        parallel = sizes.config.parallel
-        of_rows = rows * (2 * self.width + 3 * self.settings.width // parallel.etp)
+        of_rows = rows * (2 * self.width + 3 * self.settings.width // sizes.config.parallel.etp)
         of_shared = sizes.shared * (2 * self.width + 3 * self.shared_width) if self.shared_width else 0
         # its gradient and the counts are made by I
         of_router = self.settings.count * (self.width * sizes.wide + 8)
@@ -172,11 +144,10 @@ class Experts(Layer):
         home = sizes.shared * self.settings.active * self.width * (sizes.itemsize + wide)
         compared = 2 * hidden * wide if sizes.itemsize < wide else 0  # for the gradient of weights
         returning = self._returning(sizes)
-        forward = max(
-            rows * max((2 * hidden + self.width) * sizes.itemsize, returning.forward), home, of_shared
-        )
-        computed = (4 * hidden + 2 * self.width) * sizes.itemsize + compared
-        backward = max(rows * max(computed, returning.backward), home, 3 * of_shared)
+        entered = (2 * hidden + self.width) * sizes.itemsize
+        forward = max(rows * max(entered, returning.forward), home, of_shared)
+        differentiated = (4 * hidden + 2 * self.width) * sizes.itemsize + compared
+        backward = max(rows * max(differentiated, returning.backward), home, 3 * of_shared)
         return Working(forward + 3 * stream, backward + 3 * stream)
 
     def _returning(self, sizes: Sizes) -> Working:
@@ -186,8 +157,7 @@ class Experts(Layer):
         gradient and the factors of the weights' gradients stay meanwhile. Numbers of fp8 are
         fp32 where they arrive, and so are their scales and the products of both.
         """
-        config = sizes.config
-        dispatch = Dispatch(config, sizes.segments)
+        dispatch = Dispatch(sizes.config, sizes.segments)
         if dispatch.ranks == 1:
             return Working(0, 0)
         itemsize = sizes.itemsize
@@ -195,10 +165,9 @@ class Experts(Layer):
         row = self.width * itemsize
         rounded = row if forms.combine else 0
         sent = num_bytes(forms.combine, self.width, itemsize)
-        weight = max(4, itemsize)
-        factors = 3 * (self.settings.width // config.parallel.etp) * itemsize
+        factors = 3 * (self.settings.width // sizes.config.parallel.etp) * itemsize
         arriving = num_bytes(FP8, self.width, itemsize) + 12 * self.width if forms.dispatch == FP8 else 0
-        backward = 2 * row + factors + weight + 2 * (sent + weight) + rounded
+        backward = 2 * row + factors + 2 * sent + 3 * sizes.wide + rounded
         return Working(row + 2 * sent + rounded, max(backward, arriving))
 
     def history(self, sizes: Sizes) -> int:
@@ -211,9 +180,8 @@ class Experts(Layer):
 
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         """Counts, statistics for the losses, rows there and back."""
-        parallel = sizes.config.parallel
         rows = Dispatch(sizes.config, sizes.segments).traffic(self.width, sizes.itemsize)
-        shared = parallel.tp * parallel.cp > 1
+        shared = sizes.tp * sizes.config.parallel.cp > 1
         statistics = (Started("all_reduce", "tokens", self._sums(sizes)),) if shared else ()
         return LOCAL, Traffic((*rows.forward[:1], *statistics, *rows.forward[1:]), rows.backward)
 
@@ -225,12 +193,4 @@ class Experts(Layer):
         from mpitrain.model.segment import norm_segment
         from mpitrain.parallel.walk import Residual
 
-        mixture = ExpertMixture(
-            own,
-            site,
-            self.settings,
-            activation=self.activation,
-            shared_activation=self.shared_activation,
-            by_sequence=self.by_sequence,
-        )
-        return [Residual([*norm_segment(own, "ffn.norm"), mixture])]
+        return [Residual([*norm_segment(own, "ffn.norm"), ExpertMixture(own, site, self)])]
