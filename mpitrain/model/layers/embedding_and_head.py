@@ -42,8 +42,9 @@ class Embedding(Layer):
 
     def parameters(self) -> tuple[Spec, ...]:
         table = matrix(EMBEDDING, self.vocab, self.width, ROWS, group="table", tied=self.tied)
-        of_positions = matrix(POSITIONS, self.positions, self.width, None, group="table")
-        return (table, of_positions) if self.positions else (table,)
+        if not self.positions:
+            return (table,)
+        return table, matrix(POSITIONS, self.positions, self.width, None, group="table")
 
     def flops(self, sequence: int) -> float:
         return 0.0
@@ -91,10 +92,8 @@ class Embedding(Layer):
 
 @dataclass(frozen=True)
 class Head(Layer):
-    """tied: with the weights of the embedding.  eps, kind: of the norm.
-
-    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they
-    stay.
+    """tied: with the weights of the embedding.  eps, kind: of the norm.  soft_cap: of logits, as in
+    LogitLimits (model/embedding_and_head.py).
     """
 
     vocab: int
@@ -123,9 +122,7 @@ class Head(Layer):
         """Targets, the input and what is normed of it, logits and the log of their sum for each
         position, which is fp32 at least.
         """
-        logits = sizes.positions * self.vocab // sizes.tp * sizes.itemsize + sizes.positions * max(
-            4, sizes.itemsize
-        )
+        logits = sizes.positions * self.vocab // sizes.tp * sizes.itemsize + sizes.positions * sizes.wide
         if sizes.tp == 1:
             return sizes.positions * (8 + self.width * sizes.itemsize + sizes.norm(self.width)) + logits
         return sizes.positions * 10 + sizes.normed_once(self.width, sizes.itemsize) + logits
@@ -136,9 +133,8 @@ class Head(Layer):
     def working(self, sizes: Sizes) -> Working:
         """Logits some positions at a time, in fp32 at least; the gradient of logits takes their place."""
         vocab = self.vocab // sizes.tp
-        at_once = min(LOGITS_ON_A_DEVICE if sizes.on_gpu else LOGITS, sizes.positions * vocab) * max(
-            4, sizes.itemsize
-        )
+        most = LOGITS_ON_A_DEVICE if sizes.on_gpu else LOGITS
+        at_once = min(most, sizes.positions * vocab) * sizes.wide
         at_once *= 2 if sizes.itemsize == 2 or sizes.on_gpu else 1
         stream = sizes.stream(self.width) + sizes.gathered(self.width)
         return Working(at_once + stream, 3 * stream)
@@ -168,6 +164,5 @@ class Head(Layer):
 
         limits = LogitLimits(own[self.weight], site.plan.config.model.padding or 0, self.soft_cap)
         if site.tp:
-            over_tp = VocabularyHead(limits, site.tp, site.functions)
-            return [*norm_segment(own, norm), site.into(), over_tp]
+            return [*norm_segment(own, norm), site.into(), VocabularyHead(limits, site.tp, site.functions)]
         return [HeadSegment(own[f"{norm}.weight"], own.get(f"{norm}.bias"), limits)]

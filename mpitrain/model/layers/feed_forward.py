@@ -22,6 +22,7 @@ tp divides F. What fp8, tp, `sequence` and cp change stands in layers/attention.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from mpitrain.kernels.activation_functions import SILU, Activation
@@ -71,22 +72,22 @@ class FeedForward(Layer):
     block: int = field(default=0, compare=False)
 
     def parameters(self) -> tuple[Spec, ...]:
-        pairs = {
-            name: (
-                matrix(f"ffn.{name}.weight", self.ffn, self.width, ROWS),
-                bias(f"ffn.{name}.bias", self.ffn),
-            )
-            for name in ("gate", "up")
-        }
+        pairs = [
+            (matrix(f"ffn.{name}.weight", self.ffn, self.width, ROWS), bias(f"ffn.{name}.bias", self.ffn))
+            for name in self._opening
+        ]
         std = residual_std(self.depth)
         down = matrix("ffn.down.weight", self.width, self.ffn, COLUMNS, std=std)
-        pairs["down"] = down, bias("ffn.down.bias", self.width, None)
-        if self.gated:  # biases after all weights: buckets and checkpoints keep their order
-            ordered = [spec for kind in zip(*pairs.values()) for spec in kind]
-        else:
-            ordered = [*pairs["up"], *pairs["down"]]
+        pairs.append((down, bias("ffn.down.bias", self.width, None)))
+        # gated, biases come after all weights: buckets and checkpoints keep their order
+        ordered = chain(*(zip(*pairs) if self.gated else pairs))
         kept = [spec for spec in ordered if self.biased or spec.name.endswith(".weight")]
         return *norm("ffn.norm", self.width, self.eps, self.kind), *kept
+
+    @property
+    def _opening(self) -> tuple[str, ...]:
+        """The products that the activation is taken of, or multiplies."""
+        return ("gate", "up") if self.gated else ("up",)
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         if self.gated:
@@ -97,8 +98,7 @@ class FeedForward(Layer):
         return normed + sizes.positions * of_unit * self.ffn // sizes.tp
 
     def left(self, sizes: Sizes) -> int:
-        num_products = 3 if self.gated else 2
-        hidden = num_products * self.ffn // sizes.tp
+        hidden = (3 if self.gated else 2) * self.ffn // sizes.tp
         return (2 * self.width + hidden) * sizes.factor * sizes.positions
 
     def working(self, sizes: Sizes) -> Working:
@@ -128,17 +128,11 @@ class FeedForward(Layer):
         from mpitrain.model.residual_dropout import dropout_of
         from mpitrain.model.segment import Bias, norm_segment
 
-        opening = ("ffn.gate", "ffn.up") if self.gated else ("ffn.up",)
-        weights = tuple(own[f"{name}.weight"] for name in opening)
-        biases = tuple(own[f"{name}.bias"] for name in opening) if self.biased else ()
+        weights = tuple(own[f"ffn.{name}.weight"] for name in self._opening)
+        biases = tuple(own[f"ffn.{name}.bias"] for name in self._opening) if self.biased else ()
         (norm,) = norm_segment(own, "ffn.norm") or [None]
         inner = FeedForwardSegment(
-            None if site.tp else norm,
-            weights,
-            own["ffn.down.weight"],
-            fp8=site.fp8,
-            activation=self.activation,
-            biases=biases,
+            None if site.tp else norm, weights, own["ffn.down.weight"], site.fp8, self.activation, biases
         )
         added = [Bias(own["ffn.down.bias"])] if self.biased else []
         dropped = dropout_of(self.dropout, self.block, AFTER_FFN, site)

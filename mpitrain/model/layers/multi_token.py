@@ -23,7 +23,7 @@ import msgspec
 from mpitrain.config import Memory
 from mpitrain.model.layers.embedding_and_head import Embedding, Head
 from mpitrain.plan.declared.layer import Layer, ModelLayers, Placed, Sizes, Working, work_of
-from mpitrain.plan.declared.parameters import STD, Spec
+from mpitrain.plan.declared.parameters import Spec, matrix
 from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.declared.traffic import Traffic, in_one
 from mpitrain.plan.declared.work import PartWork, Product, stream_bytes, together
@@ -35,22 +35,15 @@ if TYPE_CHECKING:
 
 
 def with_further_tokens(model: ModelLayers, num_tokens: int, weight: float) -> ModelLayers:
-    """Return a model whose last layer predicts `num_tokens` further tokens.
-
-    weight: of the mean of their losses.
-    """
+    """Return a model whose last layer predicts `num_tokens` more. weight: of the mean of their losses."""
     first = replace(model.first, tied=True)
-    return ModelLayers(
-        first, model.blocks, MultiToken(first, model.blocks[-1], model.last, num_tokens, weight)
-    )
+    last = MultiToken(first, model.blocks[-1], model.last, num_tokens, weight)
+    return ModelLayers(first, model.blocks, last)
 
 
 @dataclass(frozen=True)
 class MultiToken(Layer):
-    """embedding, head: those of the model.
-
-    block: the layers of each further depth.
-    depths: how many.
+    """embedding, head: those of the model.  block: the layers of each further depth.  depths: how many.
     weight: of their mean loss.
     """
 
@@ -62,10 +55,9 @@ class MultiToken(Layer):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        further = (name for layer in self.block for name in layer.metrics)
         return (
             "mtp_loss",  # loss of the further tokens (model.mtp), without its weight
-            *further,
+            *(name for layer in self.block for name in layer.metrics),
         )
 
     @property
@@ -74,42 +66,32 @@ class MultiToken(Layer):
         return [f"mtp.{depth}." for depth in range(self.depths)]
 
     def parameters(self) -> tuple[Spec, ...]:
-        # tied, they are the same
-        spec_by_name = {spec.name: spec for spec in (*self.head.parameters(), *self.embedding.parameters())}
+        specs = [*self.head.parameters(), *self.embedding.parameters()]
         width = self.head.width
         for prefix in self.prefixes:
             for name in ("hidden_norm", "token_norm", "head_norm"):
-                spec_by_name |= {spec.name: spec for spec in self.head.norm(f"{prefix}{name}")}
-            projection = Spec(f"{prefix}projection.weight", (width, 2 * width), STD, group="matrix")
-            spec_by_name[projection.name] = projection
-            placed = [Placed(layer, prefix) for layer in self.block]
-            spec_by_name |= {spec.name: spec for layer in placed for spec in layer.parameters()}
-        return tuple(spec_by_name.values())
+                specs += self.head.norm(f"{prefix}{name}")
+            specs.append(matrix(f"{prefix}projection.weight", width, 2 * width, None))
+            for layer in self.block:
+                specs += Placed(layer, prefix).parameters()
+        return tuple({spec.name: spec for spec in specs}.values())  # tied, head and embedding have the same
 
     def flops(self, sequence: int) -> float:
-        further = (
-            12.0 * self.head.width**2
-            + self.head.flops(sequence)
-            + sum(layer.flops(sequence) for layer in self.block)
-        )
+        block = sum(layer.flops(sequence) for layer in self.block)
+        further = 12.0 * self.head.width**2 + self.head.flops(sequence) + block
         return self.head.flops(sequence) + self.depths * further
 
     def kept(self, sizes: Sizes, segment: int) -> int:
         all_kept = _all_kept(sizes)
         joined = 2 * sizes.shared * (self.head.width * sizes.itemsize + sizes.norm(self.head.width))
-        further = (
-            self.embedding.kept(sizes, segment)
-            + joined
-            + sum(layer.kept(all_kept, segment) for layer in self.block)
-        )
+        block = sum(layer.kept(all_kept, segment) for layer in self.block)
+        further = self.embedding.kept(sizes, segment) + joined + block
         return (1 + self.depths) * self.head.kept(sizes, segment) + self.depths * further
 
     def left(self, sizes: Sizes) -> int:
-        further = 3 * self.head.width * sizes.shared * sizes.itemsize + sum(
-            layer.left(sizes) for layer in self.block
-        )
-        if self.head.tied:
-            # gradients of rows, and which these are
+        block = sum(layer.left(sizes) for layer in self.block)
+        further = 3 * self.head.width * sizes.shared * sizes.itemsize + block
+        if self.head.tied:  # gradients of rows, and which these are
             further += (self.head.width * sizes.itemsize + 8) * sizes.positions
         return (1 + self.depths) * self.head.left(sizes) + self.depths * further
 
@@ -136,8 +118,7 @@ class MultiToken(Layer):
         joined = PartWork((projection,), pass_bytes=8 * stream_bytes(layout, width), kernels=8)
         block = [work_of(layer, whole, load, width) for layer in self.block]
         head = self.head.work(layout, load)
-        depth = [self.embedding.work(layout, load), joined, *block, head]
-        return together([head, *self.depths * depth])
+        return together([head, *self.depths * [self.embedding.work(layout, load), joined, *block, head]])
 
     def items(self, own: Mapping[str, "Parameter"], site: "BuildContext") -> list["Item"]:
         from mpitrain.model.multi_token import Depth, Join, MultiTokenHead  # torch
