@@ -19,11 +19,28 @@ from mpitrain.model.segment import NormSegment
 from mpitrain.parallel.async_tp import Chunked
 from mpitrain.parallel.communication import Communication
 from mpitrain.parallel.context.attention import ContextAttention
+from mpitrain.parallel.microbatch import Context
 from mpitrain.parallel.walk import Item, Residual
 from mpitrain.parallel.zero.parameters import Parameter
 from mpitrain.plan.plan import Plan
 
 SEQUENCE = 1  # dim of activations [B, T, D]
+
+
+class StreamPositions:
+    """Positions of the residual stream that this rank has: of cp, and of tp if that divides them."""
+
+    def __init__(self, site: "BuildContext"):
+        self._here = torch.from_numpy(site.positions()).to(site.device)
+        self._part = site.tp.rank if site.tp and site.plan.config.parallel.sequence else 0
+
+    def begin(self, x: torch.Tensor, context: Context) -> int:
+        """Return where the positions of x [B, T, D] begin: all that a backward has to keep of them."""
+        return context.start + self._part * x.shape[1]
+
+    def of(self, x: torch.Tensor, begin: int) -> torch.Tensor:
+        """Return the positions [T] of x from there on."""
+        return self._here[begin : begin + x.shape[1]]
 
 
 class Heads(NamedTuple):

@@ -18,7 +18,7 @@ from mpitrain.comm.collectives import all_gather
 from mpitrain.data.documents import IGNORED, positions_within
 from mpitrain.kernels.functions import Functions
 from mpitrain.kernels.products import product
-from mpitrain.model.build_context import BuildContext
+from mpitrain.model.build_context import BuildContext, StreamPositions
 from mpitrain.model.linear import WeightGradient
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
@@ -32,8 +32,7 @@ class LogitLimits(NamedTuple):
     """What logits [..., V] may be. weight: of the head, or this rank's rows of it.
 
     padding: rows of all ranks, at the end, that no token has: they are never predicted.
-    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they
-    stay.
+    soft_cap: c: logits become c tanh(logit / c) (Gemma 2, arXiv:2408.00118, section 2); 0: they stay.
     """
 
     weight: Parameter
@@ -54,7 +53,10 @@ class LogitLimits(NamedTuple):
 
 
 class RowGradients(NamedTuple):
-    """Gradients of rows of a table that are still to be added."""
+    """Gradients [B, T, D] of rows of a table that are still to be added.
+
+    rows: [B, T]; or [T], alike in all sequences and in memory anyway.
+    """
 
     weight: Parameter
     rows: torch.Tensor
@@ -63,28 +65,13 @@ class RowGradients(NamedTuple):
     def add(self) -> None:
         """Add them to their buffer."""
         total = self.weight.grad
-        total.index_add_(0, self.rows.flatten(), self.grads.flatten(0, -2).to(total.dtype))
+        alike = self.rows.dim() == 1
+        grads = self.grads.sum(0, dtype=total.dtype) if alike else self.grads.flatten(0, -2).to(total.dtype)
+        total.index_add_(0, self.rows.flatten(), grads)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for them."""
-        yield from (self.rows, self.grads)
-
-
-class PositionGradients(NamedTuple):
-    """Gradients of rows of learned positions, of all sequences. grads: [B, T, D]."""
-
-    weight: Parameter
-    rows_T: torch.Tensor
-    grads: torch.Tensor
-
-    def add(self) -> None:
-        """Add them to their buffer."""
-        total = self.weight.grad
-        total.index_add_(0, self.rows_T, self.grads.sum(0, dtype=total.dtype))
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is held for them."""
-        yield self.grads
+        yield from (self.grads,) if self.rows.dim() == 1 else (self.rows, self.grads)
 
 
 class LearnedPositions:
@@ -95,36 +82,33 @@ class LearnedPositions:
 
     def __init__(self, weight: Parameter, site: BuildContext):
         self.weight = weight
-        here = site.plan.positions(site.cp.rank if site.cp else 0)
-        self.positions = torch.from_numpy(here).to(site.device)
-        self.part = site.tp.rank if site.tp and site.plan.config.parallel.sequence else 0
+        self.stream = StreamPositions(site)
 
     def forward(self, x: torch.Tensor, context: Context) -> Walk:
         """Add them."""
         yield None
-        begin = context.start + self.part * x.shape[1]
-        saved = begin, context.microbatch.documents, context.microbatch.order
-        y = x + self.weight.data[self._rows(*saved, x)]
+        saved = self.stream.begin(x, context), context.microbatch.documents, context.microbatch.order
+        y = x + self.weight.data[self._rows(x, *saved)]
         return y, saved if torch.is_grad_enabled() else None
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        rows = self._rows(*saved, grad_of_output)
-        gradients = PositionGradients if rows.dim() == 1 else RowGradients
-        later(WeightGradients([gradients(self.weight, rows, grad_of_output)]))
+        later(
+            WeightGradients([RowGradients(self.weight, self._rows(grad_of_output, *saved), grad_of_output)])
+        )
         return grad_of_output
 
     def _rows(
-        self, begin: int, documents: torch.Tensor | None, order: torch.Tensor | None, x: torch.Tensor
+        self, x: torch.Tensor, begin: int, documents: torch.Tensor | None, order: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the rows of the table that x has: [T], or [B, T] with documents."""
-        here = self.positions[begin : begin + x.shape[1]]
+        here_T = self.stream.of(x, begin)
         if documents is None:
-            return here
+            return here_T
         if order is None:
-            return positions_within(documents)[:, here]
+            return positions_within(documents)[:, here_T]
         in_order = torch.empty_like(documents).scatter_(1, order, documents)
-        return positions_within(in_order).gather(1, order[:, here])
+        return positions_within(in_order).gather(1, order[:, here_T])
 
 
 @dataclass(eq=False)
@@ -197,26 +181,21 @@ class HeadSegment(Segment):
     def compute(self, x_BTD: torch.Tensor, context: Context, tape: Tape) -> torch.Tensor:
         normed_BTD = tape.norm(x_BTD, self.norm, self.norm_bias)
         (logits_BTV,) = tape.linears(normed_BTD, (self.limits.weight,))
-        if context.microbatch.targets is None:
+        targets = context.microbatch.targets
+        if targets is None:
             return self.limits.apply(logits_BTV)
         if context.microbatch.scoring:
-            return _position_scores(self.limits.apply(logits_BTV), context.microbatch.targets, tape.functions)
-        return _CrossEntropy.apply(
-            logits_BTV.flatten(0, 1), context.microbatch.targets.flatten(), tape.functions, self.limits
-        )
+            return _position_scores(self.limits.apply(logits_BTV), targets, tape.functions)
+        return _CrossEntropy.apply(logits_BTV.flatten(0, 1), targets.flatten(), tape.functions, self.limits)
 
 
 # ---------------------------------------------------------------- with a divided vocabulary
 
 
 def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of this rank's shard that tokens belong to, and which tokens belong to it.
-
-    The others' row is 0.
-    """
+    """Return the rows of this rank's shard that tokens belong to, 0 for others, and which belong to it."""
     begin = weight.spec.offset[0]
-    count = weight.spec.shape[0]
-    here = (numbers >= begin) & (numbers < begin + count)
+    here = (numbers >= begin) & (numbers < begin + weight.spec.shape[0])
     return torch.where(here, numbers - begin, 0), here
 
 
@@ -239,13 +218,11 @@ class VocabularyEmbedding(EmbeddingLookup):
 
 
 class VocabularyHead:
-    """Logits and summed cross-entropy.
+    """Logits and summed cross-entropy, IGNORED targets left out. Collective over `axis`.
 
     Ranks exchange two numbers per token, the log of their share of the softmax and the target's
-    logit; where positions are scored, two more.
-
-    IGNORED targets are left out. The loss is the same on all ranks of the axis; the gradient of the
-    input is partial, its sum follows.
+    logit; where positions are scored, two more. The loss is the same on all of them; the gradient
+    of the input is partial, its sum follows.
     """
 
     def __init__(self, limits: LogitLimits, axis: Axis, functions: Functions):
@@ -255,10 +232,10 @@ class VocabularyHead:
         self.functions = functions
 
     def forward(self, h_BTD: torch.Tensor, context: Context) -> Walk:
-        h_ND = h_BTD.flatten(0, 1)
-        logits_NV = self.limits.apply(product(h_ND, self.weight.data))
-        ignored_N = context.microbatch.targets.flatten() == IGNORED
-        targets_N, here_N = _local(context.microbatch.targets.flatten(), self.weight)
+        logits_NV = self.limits.apply(product(h_BTD.flatten(0, 1), self.weight.data))
+        targets = context.microbatch.targets
+        ignored_N = targets.flatten() == IGNORED
+        targets_N, here_N = _local(targets.flatten(), self.weight)
         share_N = self.functions.log_sums(logits_NV)
         target_N = logits_NV.gather(1, targets_N[:, None]).squeeze(1) * here_N
         scoring = context.microbatch.scoring
@@ -271,10 +248,9 @@ class VocabularyHead:
         if scoring:
             most_RN, tokens_RN = likeliest
             token_N = tokens_RN.gather(0, most_RN.argmax(0, keepdim=True)).squeeze(0)
-            return torch.stack((loss_N, token_N)).view(2, *context.microbatch.targets.shape), None
-        loss = loss_N.sum()
+            return torch.stack((loss_N, token_N)).view(2, *targets.shape), None
         saved = (h_BTD, logits_NV, log_sum_N, targets_N, here_N, ignored_N)
-        return loss, saved if torch.is_grad_enabled() else None
+        return loss_N.sum(), saved if torch.is_grad_enabled() else None
 
     def _likeliest(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the largest logit among this rank's rows, and the number of its token, [N] each."""
