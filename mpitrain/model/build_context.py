@@ -28,14 +28,14 @@ SEQUENCE = 1  # dim of activations [B, T, D]
 
 
 class StreamPositions:
-    """Positions of the residual stream that this rank has: of cp, and of tp if that divides them."""
+    """Positions of the residual stream on this rank: of cp, and of tp if that divides them."""
 
     def __init__(self, site: "BuildContext"):
         self._here = torch.from_numpy(site.positions()).to(site.device)
         self._part = site.tp.rank if site.tp and site.plan.config.parallel.sequence else 0
 
     def begin(self, x: torch.Tensor, context: Context) -> int:
-        """Return where the positions of x [B, T, D] begin: all that a backward has to keep of them."""
+        """Return where the positions of x [B, T, D] begin, which a backward keeps of them."""
         return context.start + self._part * x.shape[1]
 
     def of(self, x: torch.Tensor, begin: int) -> torch.Tensor:
@@ -121,12 +121,7 @@ class BuildContext:
         kind, sequence = self.plan.config.parallel.context, self.plan.config.data.sequence
         return ContextAttention(self.cp, kind, sequence, *heads)
 
-    def note_kernel(
-        self,
-        request: AttentionRequest,
-        heads: Heads,
-        over_cp: ContextAttention | None,
-    ) -> None:
+    def note_kernel(self, request: AttentionRequest, heads: Heads, over_cp: ContextAttention | None) -> None:
         """Note which kernel a layer's attention takes: the first time, and for its largest tile."""
         config = self.plan.config
         segments = self.plan.table.segments
@@ -141,10 +136,11 @@ class BuildContext:
         q, k = (one.expand(config.batch.micro, count, queries, -1) for count in (heads.queries, heads.kv))
         if over_cp is None:
             kernel = choose(request, q, k, masked)
-            tile = by_documents and kernel is not Kernel.CPU_16BIT
-            self.attention_kernels.append(choose(request, q, k, masked, tile) if tile else kernel)
+            if by_documents and kernel is not Kernel.CPU_16BIT:
+                kernel = choose(request, q, k, masked, True)
         else:
-            self.attention_kernels.append(over_cp.kernel(q, request, masked))
+            kernel = over_cp.kernel(q, request, masked)
+        self.attention_kernels.append(kernel)
 
     def residual(self, inner: Item, norm: Parameter) -> list[Item]:
         """Return x + inner(norm(x)); without tp, `inner` has the norm.
@@ -157,27 +153,20 @@ class BuildContext:
         """
         return [Residual(self.between([inner], NormSegment(norm)))]
 
-    def sublayer(
-        self,
-        norm: NormSegment | None,
-        inner: Item,
-        after: Sequence[Item] = (),
-    ) -> list[Item]:
+    def sublayer(self, norm: NormSegment | None, inner: Item, after: Sequence[Item] = ()) -> list[Item]:
         """Return the same, of an item that treats each position alone: chunk by chunk, where tp does so.
 
-        norm: None: there is none.
-        after: items after the sum.
+        norm: None: there is none.  after: items after the sum.
         """
         if self.by_chunks:
             chunked = Chunked(inner, self.tp, gather=True, scatter=True)
-            items: list[Item] = [*([norm] if norm else []), chunked]
+            items: list[Item] = [norm, chunked] if norm else [chunked]
         else:
             items = self.between([inner], norm)
         return [Residual([*items, *after])]
 
     def between(self, inner: list[Item], norm: NormSegment | None = None) -> list[Item]:
-        """Return items that tp divides, between what brings activations to them and their partial
-        results back.
+        """Return items that tp divides, between what brings activations and partial results back.
 
         norm: before that; without tp, `inner` has it.
         """
@@ -189,16 +178,14 @@ class BuildContext:
 
     def into(self) -> Communication:
         """Return what brings activations between blocks to a layer that tp divides."""
-        return (
-            Communication("gather", self.tp, SEQUENCE) if self._sequence else Communication("copy", self.tp)
-        )
+        return self._over_tp("gather", "copy")
 
     def out(self) -> Communication:
         """Return what brings the partial results of such a layer back."""
-        return (
-            Communication("scatter", self.tp, SEQUENCE) if self._sequence else Communication("sum", self.tp)
-        )
+        return self._over_tp("scatter", "sum")
 
-    @property
-    def _sequence(self) -> bool:
-        return self.plan.config.parallel.sequence
+    def _over_tp(self, divided: str, whole: str) -> Communication:
+        """Return a communication by whether positions of the stream are divided over tp."""
+        if self.plan.config.parallel.sequence:
+            return Communication(divided, self.tp, SEQUENCE)
+        return Communication(whole, self.tp)

@@ -193,7 +193,7 @@ class HeadSegment(Segment):
 
 
 def _local(numbers: torch.Tensor, weight: Parameter) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows of this rank's shard that tokens belong to, 0 for others, and which belong to it."""
+    """Return the rows of this rank's shard that tokens have, 0 of others, and which have one."""
     begin = weight.spec.offset[0]
     here = (numbers >= begin) & (numbers < begin + weight.spec.shape[0])
     return torch.where(here, numbers - begin, 0), here

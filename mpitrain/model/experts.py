@@ -36,7 +36,7 @@ from mpitrain.plan.settings.dispatch import Dispatch
 
 
 class ExpertRows(NamedTuple):
-    """What has come to a rank's experts, in their order: x [R, D], weights [R, 1], gate and up [R, F]."""
+    """Rows of a rank's experts, in their order: x [R, D], weights [R, 1], gate and up [R, F]."""
 
     x: torch.Tensor
     weights: torch.Tensor
@@ -172,7 +172,7 @@ class ExpertMixture:
         return Choices(experts_NK, order, counts.cpu().numpy())
 
     def _enter(self, dispatched: DispatchedRows) -> Walk:
-        """Return the ExpertRows of what has come. Between products, here and below, messages move on."""
+        """Return the ExpertRows of what has come. Here and below, messages move between products."""
         gate = grouped_product(dispatched.x, self.gate.data, dispatched.loads)
         yield None
         up = grouped_product(dispatched.x, self.up.data, dispatched.loads)
@@ -291,13 +291,13 @@ class ExpertMixture:
         kept, places = slots.sort()
         first = torch.arange(0, num * self.exchange.slots, self.exchange.slots, device=slots.device)
         bags = torch.searchsorted(kept, first)
-        # In the wider type: on a CPU the sums of a bag of 16-bit numbers are rounded away from zero.
+        # wider: on a CPU the sums of a bag of 16-bit numbers are rounded away from zero
         return functional.embedding_bag(places, rows.to(self.wide), bags, mode="sum").to(rows.dtype)
 
     def _route_back(
         self, saved: SavedMixture, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later
     ) -> torch.Tensor:
-        """Return the gradient of the input by way of the router. Its weight's, and loads, are handed over."""
+        """Return the gradient of the input by the router; its weight's and loads are handed over."""
         shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)
         counts = router.num_choices(saved.chosen.experts.flatten(), self.settings.count)

@@ -1,4 +1,4 @@
-"""What computes latent attention: down to latent vectors, up to queries, keys and values, attention proper.
+"""What computes latent attention: down to latent vectors, up to queries, keys and values.
 
 B sequences of a microbatch, T tokens each, D width, L width of all that is gathered, H heads, C
 width of a head's queries and keys.
@@ -94,9 +94,8 @@ class Up(Segment):
         self, x: torch.Tensor, weight: Parameter, widths: tuple[int, int], tape: Tape
     ) -> tuple[torch.Tensor, ...]:
         """Return both parts of each head's product, [B, H, T, width] each."""
-        return (
-            tape.linears(x, (weight,))[0].unflatten(-1, (-1, sum(widths))).transpose(1, 2).split(widths, -1)
-        )
+        (y,) = tape.linears(x, (weight,))
+        return y.unflatten(-1, (-1, sum(widths))).transpose(1, 2).split(widths, -1)
 
 
 class LatentCore(Core):

@@ -19,13 +19,14 @@ from mpitrain.kernels.products import add_product, product
 from mpitrain.parallel.microbatch import RegatheredInput
 from mpitrain.parallel.zero.parameters import Parameter
 
+Recompute = Callable[[], torch.Tensor] | RegatheredInput | None
+
 
 @dataclass
 class WeightGradient:
     """Weight gradients that are still to be added.
 
-    parameters: all have the input x [N, K].
-    grads: [N, outputs], one for each.
+    parameters: all have the input x [N, K].  grads: [N, outputs], one for each.
     """
 
     parameters: tuple[Parameter, ...]
@@ -58,13 +59,7 @@ class Products(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx,
-        x,
-        parameters: tuple[Parameter, ...],
-        deferred: list,
-        recompute: Callable[[], torch.Tensor] | RegatheredInput | None,
-    ):
+    def forward(ctx, x, parameters: tuple[Parameter, ...], deferred: list, recompute: Recompute):
         if recompute is None:
             ctx.save_for_backward(x)
         ctx.parameters = parameters
@@ -83,14 +78,8 @@ class Products(torch.autograd.Function):
         return grad_of_x.unflatten(0, grads_of_outputs[0].shape[:-1]), None, None, None
 
 
-def _sum_of_products(
-    grads: Sequence[torch.Tensor],
-    parameters: Sequence[Parameter],
-) -> torch.Tensor:
-    """Return the sum of grad @ weight.
-
-    A GPU's product adds to what is there, which a pass over memory does else.
-    """
+def _sum_of_products(grads: Sequence[torch.Tensor], parameters: Sequence[Parameter]) -> torch.Tensor:
+    """Return the sum of grad @ weight. Only a GPU's product adds to what is there."""
     total = product(grads[0], parameters[0].data.t())
     for grad, parameter in zip(grads[1:], parameters[1:]):
         if total.is_cuda:
@@ -110,9 +99,8 @@ class Fp8WeightGradient:
 
     def add(self) -> None:
         """Add it to its buffer."""
-        self.parameter.grad += fp8.multiply(
-            self.grad_of_output.t(), arrived(self.x), self.parameter.grad.dtype
-        )
+        dtype = self.parameter.grad.dtype
+        self.parameter.grad += fp8.multiply(self.grad_of_output.t(), arrived(self.x), dtype)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield what is held for it."""
@@ -120,12 +108,10 @@ class Fp8WeightGradient:
 
 
 class Fp8Products(torch.autograd.Function):
-    """x @ weight.T for each of some weights, whose backward gives the gradient of x and leaves
-    those of the weights for later.
+    """The same in fp8. x is kept in it, once for all weights, unless `recompute` makes or has it.
 
-    x is kept in fp8, once for all weights; or `recompute` makes it, or will have it, and it isn't
-    kept. Weights are rounded again in the backward. By columns is what the products of weight
-    gradients take, and weights where a gradient is multiplied by them.
+    Weights are rounded again in the backward. By columns is what the products of weight gradients
+    take, and weights where a gradient is multiplied by them.
     """
 
     @staticmethod
@@ -134,7 +120,7 @@ class Fp8Products(torch.autograd.Function):
         x,
         parameters: tuple[Parameter, ...],
         deferred: list,
-        recompute: Callable[[], torch.Tensor] | RegatheredInput | None,
+        recompute: Recompute,
         quantise: fp8.Quantise = fp8.quantise_in,
     ):
         keeps = recompute is None and ctx.needs_input_grad[0]
@@ -147,12 +133,8 @@ class Fp8Products(torch.autograd.Function):
         ctx.deferred = deferred
         ctx.recompute = recompute
         ctx.quantise = quantise
-        return tuple(
-            fp8.multiply(
-                quantised, quantise(parameter.data, fp8.E4M3, MatrixOrder.ROWS)[0].t(), x.dtype
-            ).unflatten(0, x.shape[:-1])
-            for parameter in parameters
-        )
+        weights = (quantise(parameter.data, fp8.E4M3, MatrixOrder.ROWS)[0].t() for parameter in parameters)
+        return tuple(fp8.multiply(quantised, w, x.dtype).unflatten(0, x.shape[:-1]) for w in weights)
 
     @staticmethod
     def backward(ctx, *grads_of_outputs):
@@ -170,7 +152,6 @@ class Fp8Products(torch.autograd.Function):
 
     @staticmethod
     def _input(ctx) -> fp8.Quantised | RegatheredInput:
-        """Return the input, from wherever it is."""
         x = ctx.recompute
         if x is None:
             return fp8.Quantised(*ctx.saved_tensors, ctx.scale)

@@ -18,7 +18,7 @@ machine can test it.
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
@@ -89,25 +89,20 @@ class OffloadedStorage:
             host.leaving(self)
 
     def leave(self) -> None:
-        """Free the device's memory, if nobody has asked for it meanwhile.
-
-        What is computed next waits until it is copied.
-        """
+        """Free the device's memory, if nobody has asked for it: what is computed next waits for the copy."""
         if self._leaving is not None:
             self._host.compute.wait(self._gone)
             self._leaving = None
 
     def fetch(self) -> None:
         """Start copying it back, if that hasn't begun."""
-        if self._buffer is None:
+        host, buffer = self._host, self._buffer
+        if buffer is None:
             return
-        host = self._host
-        buffer = self._buffer
         self._buffer = None
         # the copy continues, of what this memory will hold then: nobody reads it
         if self._leaving is not None:
-            self._back = self._leaving
-            self._leaving = None
+            self._back, self._leaving = self._leaving, None
             host.give_back(buffer, self._gone)
             return
         with torch.no_grad():
@@ -134,10 +129,7 @@ class OffloadedStorage:
 
 @dataclass(frozen=True, slots=True)
 class OffloadedTensor:
-    """A tensor whose memory is in a parcel.
-
-    It comes back with the strides it had, for kernels may depend on them.
-    """
+    """A tensor whose memory is in a parcel. Its strides stay: kernels may depend on them."""
 
     parcel: OffloadedStorage
     size: torch.Size
@@ -155,8 +147,7 @@ class Shelf:
 
     stays: what is in memory anyway, for all microbatches or all blocks, by address.
     block: the one whose forward runs.
-    sent: what went, by address, version and type.
-    It holds neither: a block that is done leaves nothing behind.
+    sent: what went, by address, version and type. Neither is held: a block leaves nothing behind.
     """
 
     host: Host
@@ -184,21 +175,13 @@ class Shelf:
         return OffloadedTensor(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def fetch(self, block: int) -> None:
-        """The backward of a block begins: fetch what it left, and start fetching what the one
-        before it left.
-        """
+        """Fetch what a block left, whose backward begins; start fetching what the one before left."""
         here = self.parcels.pop(block, ())
         before = max((number for number in self.parcels if number < block), default=block)
         for parcel in (*here, *self.parcels.get(before, ())):
             parcel.fetch()
         for parcel in here:
             parcel.arrive()
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Put away what autograd saves meanwhile; nobody else computes until this ends."""
-        with saved_tensors_hooks(self.put, opened):
-            yield
 
 
 def opened(kept: torch.Tensor | OffloadedTensor) -> torch.Tensor:
@@ -213,7 +196,8 @@ class Away(NamedTuple):
     shelf: Shelf
 
     def saving(self) -> AbstractContextManager:
-        return self.shelf.saving()
+        """Put away what autograd saves meanwhile; nobody else computes until this ends."""
+        return saved_tensors_hooks(self.shelf.put, opened)
 
     def put(self, kept: Any) -> Any:
         if kept is None:
@@ -239,10 +223,7 @@ class OffloadStore:
         self._shelves: dict[int, Shelf] = {}
 
     def away(self, index: int, block: int, selective: bool, stays: Iterable[torch.Tensor]) -> Away:
-        """Return where a block puts what it keeps of a microbatch.
-
-        stays: of the microbatch, what all blocks have.
-        """
+        """Return where a block puts what it keeps of a microbatch. stays: what all blocks have."""
         shelf = self._shelves.setdefault(index, Shelf(self.host))
         shelf.stays.update((x.untyped_storage().data_ptr(), x) for x in (*self._constants, *stays))
         shelf.block = block

@@ -1,6 +1,4 @@
-"""A local segment of a block.
-
-It builds a small autograd graph in its forward, and differentiates it at once in its backward.
+"""A local segment of a block: an autograd graph that its forward builds, and its backward differentiates.
 
 Weight gradients of matrix products don't go through autograd: the graph leaves (input, gradient of
 output) pairs behind, and the products are added straight into the gradient buffer, then or later.
@@ -28,15 +26,11 @@ from mpitrain.parallel.walk import Addend, DeferredGradient, Later, Walk, Weight
 from mpitrain.parallel.zero.parameters import Parameter
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
-Edges = GradientEdge | tuple[GradientEdge, ...]
 Again = Callable[[], torch.Tensor]  # makes a tensor once more that wasn't kept
 
 
 class _Enter(torch.autograd.Function):
-    """The input of a segment.
-
-    It isn't a leaf, for a leaf would hold its memory until the backward; `leaf` is empty.
-    """
+    """The input of a segment. A leaf would hold its memory until the backward; `leaf` is empty."""
 
     @staticmethod
     def forward(ctx, x, leaf):
@@ -63,9 +57,7 @@ class _Plus(torch.autograd.Function):
 
 
 class Tape:
-    """What the backward of one segment leaves behind.
-
-    Gradients of vectors, and the factors of those of matrices.
+    """What the backward of a segment leaves: gradients of vectors, and factors of those of matrices.
 
     selective: what norms, attention and the gated product make isn't kept, but made again. Then the
     functions of these return how.
@@ -112,11 +104,7 @@ class Tape:
         return _Plus.apply(x, bias, self.small) if self.records else x + bias.data
 
     def norm(
-        self,
-        x: torch.Tensor,
-        parameter: Parameter,
-        bias: Parameter | None = None,
-        again: bool = False,
+        self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None = None, again: bool = False
     ) -> torch.Tensor:
         """Return RMSNorm(x) with the weight `parameter`; with a bias, LayerNorm(x).
 
@@ -146,9 +134,8 @@ class Tape:
     ) -> tuple[torch.Tensor, Again | None]:
         """Return activation(gate) times what is scaled by it, and how to make it again."""
         functions = self.functions.gated_by(activation)
-        autograd_keeps = not self.selective and functions.keep_activated
-        if autograd_keeps or not self.records:
-            return functions.gated(gate, up)[0], None
+        if not self.records or (not self.selective and functions.keep_activated):
+            return functions.gated(gate, up)[0], None  # autograd keeps it
         y = selective.Gated.apply(gate, up, functions)
         return y, partial(selective.Gated.again, y.grad_fn) if self.selective else None
 
@@ -158,23 +145,14 @@ class Tape:
         return y, partial(selective.Activated.again, y.grad_fn) if self.selective else None
 
     def attention(
-        self,
-        qkv: tuple[torch.Tensor, ...],
-        request: AttentionRequest,
-        sinks: Parameter | None,
-        again: bool,
+        self, qkv: tuple[torch.Tensor, ...], request: AttentionRequest, sinks: Parameter | None, again: bool
     ) -> tuple[torch.Tensor, Again | None]:
-        """Return attention [B, H, T, C], and how to make it again, if asked for that.
-
-        sinks: whose data `request` has.
-        """
+        """Return attention [B, H, T, C], and how to make it again, if asked. sinks: of `request`."""
         again = again and self.selective
         return attention_functions.attention(*qkv, request, again, self.selective, sinks, self.small)
 
     def weight_gradients(self) -> WeightGradients:
-        """Return all that is to be added, and forget it: the graph and these lists hold each other,
-        a cycle.
-        """
+        """Return what is to be added, and forget it: the graph and these lists are a cycle."""
         addends = [*self.deferred, *(Addend(*product) for product in self.small)]
         self.deferred.clear()
         self.small.clear()
@@ -182,10 +160,7 @@ class Tape:
 
 
 class Segment:
-    """A local piece of a block, differentiated by autograd.
-
-    Subclasses compute a tensor, or a tuple of some, from one or a tuple.
-    """
+    """A local piece of a block, differentiated by autograd: of a tensor or a tuple, one or some."""
 
     def compute(self, x: Tensors, context: Context, tape: Tape) -> Tensors:
         raise AssertionError("each segment computes")
@@ -206,27 +181,19 @@ class Segment:
         """Hand over the gradients of weights, and return that of the input."""
         yield None
         x, y, tape = saved
-        grad = self._differentiate(x, y, grad_of_output, tape.attended)
-        later(tape.weight_gradients())
-        return grad
-
-    def _differentiate(
-        self, x: Edges, y: Edges, grad_of_output: Tensors | None, attended: Attended | None
-    ) -> Tensors:
-        inputs = _list(x)
-        made = _list(y)
-        grads = _list(grad_of_output)
-        if attended is None:
+        inputs, made, grads = map(_list, (x, y, grad_of_output))
+        if tape.attended is None:
             leaf_grads = gradients(made, inputs, grads)
         else:
-            outputs, left = attended.outputs_and_grads()
-            leaf_grads = gradients([*made, *outputs], [*inputs, *attended.leaves()], [*grads, *left])
-            attended.leave(leaf_grads[len(inputs) :])
+            outputs, left = tape.attended.outputs_and_grads()
+            leaf_grads = gradients([*made, *outputs], [*inputs, *tape.attended.leaves()], [*grads, *left])
+            tape.attended.leave(leaf_grads[len(inputs) :])
+        later(tape.weight_gradients())
         return leaf_grads[0] if len(inputs) == 1 else leaf_grads[: len(inputs)]
 
 
 def _list(x: Any) -> list:
-    """Return one or several as a list. An edge is a named tuple, but one."""
+    """Return one or several as a list. An edge, a named tuple, is one."""
     return list(x) if isinstance(x, tuple) and not isinstance(x, GradientEdge) else [x]
 
 

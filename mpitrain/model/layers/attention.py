@@ -183,8 +183,8 @@ class Attention(Layer):
     def traffic(self, sizes: Sizes) -> tuple[Traffic, ...]:
         heads = self.heads // sizes.tp, self._kv_heads(sizes), self.head_size
         normed = self.kind is not NormKind.NONE
-        width_norms = self.normed_whole
-        items = attended(sizes, heads, self.width, self.width, normed=normed, with_width_norms=width_norms)
+        whole = self.normed_whole
+        items = attended(sizes, heads, self.width, self.width, normed=normed, with_width_norms=whole)
         return *items, *(self.biased_output + bool(self.residual_dropout)) * (LOCAL,)
 
     def work(self, layout: StepLayout, load: float) -> PartWork:

@@ -122,7 +122,8 @@ class Head(Layer):
         """Targets, the input and what is normed of it, logits and the log of their sum for each
         position, which is fp32 at least.
         """
-        logits = sizes.positions * self.vocab // sizes.tp * sizes.itemsize + sizes.positions * sizes.wide
+        logits = sizes.positions * self.vocab // sizes.tp * sizes.itemsize
+        logits += sizes.positions * sizes.wide
         if sizes.tp == 1:
             return sizes.positions * (8 + self.width * sizes.itemsize + sizes.norm(self.width)) + logits
         return sizes.positions * 10 + sizes.normed_once(self.width, sizes.itemsize) + logits
@@ -164,5 +165,6 @@ class Head(Layer):
 
         limits = LogitLimits(own[self.weight], site.plan.config.model.padding or 0, self.soft_cap)
         if site.tp:
-            return [*norm_segment(own, norm), site.into(), VocabularyHead(limits, site.tp, site.functions)]
+            head = VocabularyHead(limits, site.tp, site.functions)
+            return [*norm_segment(own, norm), site.into(), head]
         return [HeadSegment(own[f"{norm}.weight"], own.get(f"{norm}.bias"), limits)]

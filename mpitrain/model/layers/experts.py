@@ -104,10 +104,11 @@ class Experts(Layer):
             specs.append(Spec("ffn.router.bias", (count,), constant=0.0, group="bias"))
         for name in ("gate", "up"):
             specs.append(stack(f"ffn.experts.{name}.weight", count, hidden, width, ROWS, active=active))
-        specs.append(stack("ffn.experts.down.weight", count, width, hidden, COLUMNS, std=std, active=active))
+        down = stack("ffn.experts.down.weight", count, width, hidden, COLUMNS, std=std, active=active)
+        specs.append(down)
         if self.biased:
             specs.append(bias("ffn.router.logit_bias", count, None))
-            # each of the ranks that divide an expert adds the bias of other features: the sum has all
+            # each rank that divides an expert adds the bias of other features: the sum has all
             own = dict(constant=0.0, divided=1, domain=EXPERT, active=active)
             for name, length in (("gate", hidden), ("up", hidden), ("down", width)):
                 specs.append(Spec(f"ffn.experts.{name}.bias", (count, length), **own))

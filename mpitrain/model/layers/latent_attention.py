@@ -175,7 +175,8 @@ class LatentAttention(Layer):
 
         own = {name.removeprefix("attention.").removesuffix(".weight"): own[name] for name in own}
         # with tp, Down is of the positions that are here, the rest of all positions and some heads
-        down = Down(self, own["norm"], own.get("q_down"), own.get("q_norm"), own["kv_down"], own["kv_norm"])
+        of_q = own.get("q_down"), own.get("q_norm")
+        down = Down(self, own["norm"], *of_q, own["kv_down"], own["kv_norm"])
         up = Up(self, own["q_up"], own["kv_up"], site.rotary(self.rope))
         output = Output(own["output"], value_width=self.value_width)
         num_heads = self.heads // site.plan.sizes.tp
@@ -206,7 +207,7 @@ def latent_heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any
                 "head's width"
             )
     refuse_odd("attention.rotary_width", sizes["rotary_width"])
-    if sizes["value_width"] > width + sizes["rotary_width"]:  # than what attention's kernels are given
+    if sizes["value_width"] > width + sizes["rotary_width"]:  # kernels are given no more
         raise ConfigError(
             f"attention.value_width = {sizes['value_width']} is more than attention.head_width + "
             f"attention.rotary_width = {width} + {sizes['rotary_width']}, the width of queries and keys; "

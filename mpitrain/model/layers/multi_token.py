@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def with_further_tokens(model: ModelLayers, num_tokens: int, weight: float) -> ModelLayers:
-    """Return a model whose last layer predicts `num_tokens` more. weight: of the mean of their losses."""
+    """Return a model whose last layer predicts `num_tokens` more. weight: of their mean loss."""
     first = replace(model.first, tied=True)
     last = MultiToken(first, model.blocks[-1], model.last, num_tokens, weight)
     return ModelLayers(first, model.blocks, last)
@@ -43,7 +43,7 @@ def with_further_tokens(model: ModelLayers, num_tokens: int, weight: float) -> M
 
 @dataclass(frozen=True)
 class MultiToken(Layer):
-    """embedding, head: those of the model.  block: the layers of each further depth.  depths: how many.
+    """embedding, head: those of the model.  block: the layers of each of the further `depths`.
     weight: of their mean loss.
     """
 
@@ -74,7 +74,7 @@ class MultiToken(Layer):
             specs.append(matrix(f"{prefix}projection.weight", width, 2 * width, None))
             for layer in self.block:
                 specs += Placed(layer, prefix).parameters()
-        return tuple({spec.name: spec for spec in specs}.values())  # tied, head and embedding have the same
+        return tuple({spec.name: spec for spec in specs}.values())  # tied ones once
 
     def flops(self, sequence: int) -> float:
         block = sum(layer.flops(sequence) for layer in self.block)
