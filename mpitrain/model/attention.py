@@ -1,8 +1,7 @@
 """What computes attention: projection, the attention proper, output.
 
 B sequences of a microbatch, T tokens each, D width, H query heads, K key-value heads, C width of a
-head. Where the norm, or the gather before it, is another item, and where the sum after it, says
-model/build_context.py.
+head. Items before and after it: model/build_context.py.
 """
 
 from collections.abc import Sequence
@@ -47,26 +46,27 @@ def attended(
     """
     over_cp = site.attention_over_cp(heads)
     site.note_kernel(core.asked(), heads, over_cp)
-    normed: list[Item] = [over_tp] if over_tp else []
+    before, after = projection, output
     if site.by_chunks:
         before = Chunked(projection, site.tp, gather=True)
         after = Chunked(output, site.tp, scatter=True)
-        first: list[Item] = [norm] if norm else []
-        if over_cp:
-            return [*first, SpreadAttention([before, *normed], core, over_cp, after)]
-        return [*first, before, *normed, core, after]
+    inner: list[Item] = [before, over_tp] if over_tp else [before]
     if over_cp:
-        return site.between([SpreadAttention([projection, *normed], core, over_cp, output)], norm)
-    if over_tp:
-        return site.between([projection, over_tp, AttentionSegment(None, core, output)], norm)
-    return site.between([AttentionSegment(projection, core, output)], norm)
+        inner = [SpreadAttention(inner, core, over_cp, after)]
+    elif site.by_chunks:
+        inner += [core, after]
+    elif over_tp:
+        inner.append(AttentionSegment(None, core, output))
+    else:
+        inner = [AttentionSegment(projection, core, output)]
+    if site.by_chunks:
+        return [norm, *inner] if norm else inner
+    return site.between(inner, norm)
 
 
 @dataclass(eq=False)
 class Projection(Segment):
-    """Queries, keys and values of norm(x), turned by their positions.
-
-    Without `norm`, x is normalised already.
+    """Queries, keys and values of norm(x), turned by their positions; without `norm`, x is normed already.
 
     weights, biases: of queries, keys and values.
     rotary: None: they aren't turned.
@@ -96,12 +96,6 @@ class Projection(Segment):
             if any(norm.spec.shape != norm.spec.whole for norm in self.norms):
                 return tuple(flat)
             flat = [*(tape.norm(x, norm) for x, norm in zip(flat, self.norms)), flat[2]]
-        return self._heads(flat, context, tape)
-
-    def _heads(
-        self, flat: Sequence[torch.Tensor], context: Context, tape: Tape
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values head by head, turned by their positions."""
         q_BTHC, k_BTKC, v_BTKC = (x.unflatten(-1, (-1, self.head_width)) for x in flat)
         if self.norms and not self.whole:
             q_BTHC, k_BTKC = (tape.norm(x, norm) for x, norm in zip((q_BTHC, k_BTKC), self.norms))
@@ -138,10 +132,7 @@ class Output(Segment):
 @dataclass(eq=False)
 class Core(Segment):
     """Attention proper, of queries, keys and values: causal, grouped queries (arXiv:2305.13245).
-
-    The whole sequence is here.
-
-    request: without tensors.
+    The whole sequence is here. request: without tensors.
     """
 
     request: AttentionRequest = PLAIN
@@ -164,12 +155,14 @@ class Core(Segment):
     def attend(
         self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape, again: bool
     ) -> tuple[torch.Tensor, Again | None]:
-        """Return attention [B, H, T, C] and, if the product after it may ask for that, how to make
-        it again.
-        """
+        """Return attention [B, H, T, C] and, if the product after it may ask, how to make it again."""
         if context.cache is not None:
             return self.attend_with_cache(qkv, context, tape), None
-        qkv = self.with_history(qkv, context, tape)
+        if context.history is not None:  # keys and values of earlier segments come before these
+            q_BHTC, *kv = qkv
+            earlier = context.history.setdefault(self, [])
+            *kv, tape.attended = attend(earlier, context.segment, *kv)
+            qkv = q_BHTC, *kv
         request = self.asked(context.visible, spans=context.spans).drawn(context.dropout)
         return tape.attention(qkv, request, self.sinks, again)
 
@@ -182,23 +175,11 @@ class Core(Segment):
             return tape.attention(qkv, self.asked(context.visible).drawn(None), self.sinks, False)[0]
         return attend_one_query(q_BHTC, *cached.tensors(), self.asked(cached.seen(context.visible)))
 
-    def with_history(
-        self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape
-    ) -> tuple[torch.Tensor, ...]:
-        """Put the keys and values of earlier segments before these."""
-        q_BHTC, k_BKTC, v_BKTC = qkv
-        if context.history is not None:
-            k_BKTC, v_BKTC, tape.attended = attend(
-                context.history.setdefault(self, []), context.segment, k_BKTC, v_BKTC
-            )
-        return q_BHTC, k_BKTC, v_BKTC
-
 
 @dataclass(eq=False)
 class AttentionSegment(Segment):
-    """output(attention(norm(x))) in one segment.
+    """output(attention(norm(x))) in one segment; with tensor parallelism of some heads, and partial.
 
-    With tensor parallelism its weights are those of some heads, and the output is partial.
     projection: None: x is queries, keys and values.
     """
 
@@ -214,10 +195,7 @@ class AttentionSegment(Segment):
 
 @dataclass(eq=False)
 class SpreadAttention:
-    """The same with the sequence spread over the context-parallel axis.
-
-    A segment, what the ranks exchange, a segment.
-    """
+    """The same with the sequence spread over cp: a segment, what the ranks exchange, a segment."""
 
     projection: Sequence[Item]
     core: Core

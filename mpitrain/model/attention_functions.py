@@ -26,10 +26,8 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 class AttendByTiles(torch.autograd.Function):
-    """Attention in blocks of a window (0: all), with sinks and with soft-capped scores, as asked.
-
-    Document by document, if asked; where nothing of these is, in one tile: fp32 whose own kernel in
-    torch is slow.
+    """Attention in blocks of a window (0: all), with sinks and soft-capped scores, document by document,
+    as asked; where none of these is, in one tile: fp32 whose own kernel in torch is slow.
 
     small: takes the gradient of the sinks.
     again: keep queries, keys and values, and not the result.
@@ -49,8 +47,7 @@ class AttendByTiles(torch.autograd.Function):
         whole: bool,
     ):
         ctx.request = request.given(spans=request.spans)
-        ctx.sinks = sinks
-        ctx.small = small
+        ctx.sinks, ctx.small = sinks, small
         ctx.from_input = again
         ctx.whole = whole
         ctx.made = None
@@ -105,43 +102,36 @@ class AttendIn16Bits(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, request: AttentionRequest, selective: bool):
         mask = request.mask
-        ctx.scale = request.scale
-        ctx.spans = request.spans
+        ctx.scale, ctx.spans = request.scale, request.spans
         ctx.made = None
-        keep = ctx.needs_input_grad[0] and not selective and AttendIn16Bits._keeps(ctx, q, mask)
-        out, kept = AttendIn16Bits._attend(ctx, q, k, v, mask, keep)
+        out, kept = AttendIn16Bits._attend(ctx, q, k, v, mask, ctx.needs_input_grad[0] and not selective)
         ctx.save_for_backward(q, k, v, mask, *(kept or ()))
         return out
 
     @staticmethod
     def again(ctx):
-        """Return the output.
-
-        Probabilities of long sequences are made once more in the backward: those of all heads are
-        most memory.
-        """
-        q, k, v, mask = ctx.saved_tensors
-        out, ctx.made = AttendIn16Bits._attend(ctx, q, k, v, mask, AttendIn16Bits._keeps(ctx, q, mask))
+        """Return the output. The backward makes probabilities of long sequences once more: they are large."""
+        out, ctx.made = AttendIn16Bits._attend(ctx, *ctx.saved_tensors, True)
         return out
 
     @staticmethod
     def backward(ctx, grad_of_output):
         (q, k, v, mask, *kept), made, ctx.made = ctx.saved_tensors, ctx.made, None
-        if ctx.spans is not None:
-            given = grad_of_output, q, k, v, ctx.scale, ctx.spans
-            return *attend_in_16_bits_backward(*given), None, None
-        grads = attention_cpu_16bit.attend_backward(grad_of_output, q, k, v, mask, kept or made, ctx.scale)
+        given = grad_of_output, q, k, v
+        if ctx.spans is None:
+            grads = attention_cpu_16bit.attend_backward(*given, mask, kept or made, ctx.scale)
+        else:
+            grads = attend_in_16_bits_backward(*given, ctx.scale, ctx.spans)
         return *grads, None, None
 
     @staticmethod
-    def _keeps(ctx, q, mask) -> bool:
-        return ctx.spans is None and attention_cpu_16bit.keeps(q, mask)
-
-    @staticmethod
     def _attend(ctx, q, k, v, mask, keep: bool):
-        if ctx.spans is None:
-            return attention_cpu_16bit.attend(q, k, v, mask, keep, ctx.scale)
-        return attend_in_16_bits(q, k, v, ctx.scale, ctx.spans), None
+        """Return the result, and what is kept of short sequences if `keep`."""
+        if ctx.spans is not None:
+            return attend_in_16_bits(q, k, v, ctx.scale, ctx.spans), None
+        return attention_cpu_16bit.attend(
+            q, k, v, mask, keep and attention_cpu_16bit.keeps(q, mask), ctx.scale
+        )
 
 
 class AttendByTorch(torch.autograd.Function):
@@ -177,8 +167,7 @@ def attention(
     sinks: Parameter | None = None,
     small: list | None = None,
 ) -> tuple[torch.Tensor, Callable[[], torch.Tensor] | None]:
-    """Return causal attention with grouped queries (arXiv:2305.13245), and how to make it again if
-    asked for that.
+    """Return causal attention with grouped queries (arXiv:2305.13245), and, if asked, how to make it again.
 
     selective: what is cheap to make again isn't kept.
     sinks: whose data `request` has. small: takes their gradient.
@@ -204,10 +193,6 @@ def _recorded(q, k, v, request: AttentionRequest):
     It keeps its tensors detached: a result that its graph keeps as it is would hold the graph,
     which a forward drops, and neither ended.
     """
-    with torch.enable_grad(), saved_tensors_hooks(torch.Tensor.detach, _itself):
+    with torch.enable_grad(), saved_tensors_hooks(torch.Tensor.detach, lambda x: x):
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         return attend_by_torch(*leaves, request), leaves
-
-
-def _itself(x):
-    return x

@@ -13,7 +13,7 @@ which ways rows travel, and which of them in one round, the exchange knows (para
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from mpitrain.kernels.precision import wide
 from mpitrain.model import router
 from mpitrain.model.build_context import BuildContext
 from mpitrain.model.feed_forward import FeedForwardSegment
-from mpitrain.model.layers.experts import Experts
 from mpitrain.model.linear import GroupedProduct
 from mpitrain.parallel.expert.exchange import Choices, CombinedRows, DispatchedRows, DispatchRounds, Flat
 from mpitrain.parallel.expert.hierarchical import Hierarchical
@@ -64,12 +63,13 @@ class SavedMixture(NamedTuple):
 
 
 class ExpertMixture:
-    """The mixture of a layer, without norm and residual.
+    """The mixture, without norm and residual.
 
     Collective over the axis of the experts, and over the ranks with the same sequences.
+    layer: the Experts that are computed (model/layers/experts.py).
     """
 
-    def __init__(self, own: Mapping[str, Parameter], site: BuildContext, layer: Experts):
+    def __init__(self, own: Mapping[str, Parameter], site: BuildContext, layer: Any):
         self.settings = layer.settings
         self.by_sequence = layer.by_sequence
         self.activation = layer.activation

@@ -1,10 +1,12 @@
 """What computes latent attention: down to latent vectors, up to queries, keys and values.
 
 B sequences of a microbatch, T tokens each, D width, L width of all that is gathered, H heads, C
-width of a head's queries and keys.
+width of a head's queries and keys. Widths are those of a `layer`, the LatentAttention that is
+computed (model/layers/latent_attention.py).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -12,7 +14,6 @@ from torch.nn import functional
 from mpitrain.kernels.attention import AttentionRequest
 from mpitrain.kernels.attention_one_query import attend_one_query
 from mpitrain.model.attention import Core
-from mpitrain.model.layers.latent_attention import LatentAttention
 from mpitrain.model.rotary import Rotary
 from mpitrain.model.segment import Segment, Tape
 from mpitrain.parallel.microbatch import Context
@@ -23,7 +24,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 class Down(Segment):
     """Of norm(x): what queries are made of, what keys and values are, and rotary keys, side by side."""
 
-    layer: LatentAttention
+    layer: Any
     norm: Parameter
     q_down: Parameter | None
     q_norm: Parameter | None
@@ -47,7 +48,7 @@ class Up(Segment):
     of keys.
     """
 
-    layer: LatentAttention
+    layer: Any
     q_up: Parameter
     kv_up: Parameter
     rotary: Rotary
