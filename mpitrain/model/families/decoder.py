@@ -4,6 +4,7 @@ resolved configuration.
 A key that a family doesn't have is None there, and does nothing.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from mpitrain.kernels.activation_functions import SILU, Activation
@@ -31,28 +32,22 @@ def decoder(
 
     kind: of norms before sublayers, of heads, and before the logits.
     norm_after: of norms after sublayers; then of that before the logits, too.
-    activation: of feed-forwards.
-    scale: of embeddings.
-    more: fields of Attention.
+    activation: of feed-forwards.  scale: of embeddings.  more: fields of Attention.
     """
     model = config.model
     depth = 2 * model.layers
     ffn = FeedForward(model.width, model.ffn, depth, model.eps, activation, kind, bool(model.ffn_biased))
-    blocks: tuple[tuple[Layer, ...], ...] = tuple(
-        (attention, ffn) for attention in attentions(config, kind=kind, **more)
-    )
+    blocks: list[tuple[Layer, ...]] = [(own, ffn) for own in attentions(config, kind=kind, **more)]
     if norm_after is not NormKind.NONE:
+        kind = norm_after
         norm = model.width, model.eps, norm_after
-        blocks = tuple(
-            (PostNorm(attention, "attention", *norm), PostNorm(ffn, "ffn", *norm))
-            for attention, ffn in blocks
-        )
-    return with_ends(config, blocks, kind=kind if norm_after is NormKind.NONE else norm_after, scale=scale)
+        blocks = [(PostNorm(own, "attention", *norm), PostNorm(ffn, "ffn", *norm)) for own, _ in blocks]
+    return with_ends(config, blocks, kind=kind, scale=scale)
 
 
 def with_ends(
     config: ResolvedConfig,
-    blocks: tuple[tuple[Layer, ...], ...],
+    blocks: Iterable[tuple[Layer, ...]],
     *,
     kind: NormKind = NormKind.RMS,
     scale: float = 1.0,
@@ -62,7 +57,7 @@ def with_ends(
     last = Head(model.vocab, model.width, model.tied, model.eps, kind, model.logit_cap or 0.0)
     of_first = scale, model.positions or 0, model.embedding_dropout or 0.0
     first = Embedding(model.vocab, model.width, model.tied, *of_first)
-    return ModelLayers(first, blocks, last)
+    return ModelLayers(first, tuple(blocks), last)
 
 
 def attentions(config: ResolvedConfig, **more: Any) -> list[Attention]:
@@ -95,10 +90,7 @@ def _letter(blocks: str | None, number: int) -> str:
 
 
 def _rope(config: ResolvedConfig, windowed: bool) -> Rope | None:
-    """Return the rotary positions of a block, None where the family has none.
-
-    With a window they may have a theta of their own, unscaled.
-    """
+    """Return the rotary positions of a block, if the family has any; with a window of their own theta."""
     own = config.attention
     if own.theta is None:
         return None

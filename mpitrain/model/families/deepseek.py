@@ -1,6 +1,5 @@
-"""DeepSeek-V3 (arXiv:2412.19437, section 2.1).
-
-It has latent attention; experts, some of which all tokens meet, after a few dense blocks.
+"""DeepSeek-V3 (arXiv:2412.19437, section 2.1): latent attention; after a few dense blocks experts,
+some of which all tokens meet.
 """
 
 from typing import Any
@@ -29,10 +28,9 @@ def _deepseek_v3(config: ResolvedConfig) -> ModelLayers:
     model = config.model
     own = config.attention
     sizes = head_width(config), own.value_width, own.q_rank, own.kv_rank
+    of_norms = 2 * model.layers, model.eps, LATENT_EPS
     rope = rope_of(own, own.rotary_width)
-    attention = LatentAttention(
-        model.width, model.heads, *sizes, rope, 2 * model.layers, model.eps, LATENT_EPS
-    )
+    attention = LatentAttention(model.width, model.heads, *sizes, rope, *of_norms)
     return with_ends(config, sparse_blocks(config, [attention]))
 
 
@@ -58,12 +56,9 @@ def _name_of_queries(config: ResolvedConfig) -> str:
     return f"{BLOCK}self_attn.{'q_b_proj' if config.attention.q_rank else 'q_proj'}.weight"
 
 
+_QKV = "q.weight", "k.weight", "v.weight"
 _NAMES = (
-    {
-        ours: theirs
-        for ours, theirs in DENSE.items()
-        if not ours.endswith(("q.weight", "k.weight", "v.weight"))
-    }
+    {ours: theirs for ours, theirs in DENSE.items() if not ours.endswith(_QKV)}
     | ROUTED
     | SHARED_AND_BIAS
     | in_block(

@@ -25,16 +25,24 @@ def value_of(config: ResolvedConfig, key: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A whole number.
-
-    default: where the field is absent, or what says it. other: another name of the field.
-    null: what null means. or_null: 0 is written as null.
-    """
+class OfKey:
+    """A field whose value is that of a key. default: where it is absent, or what says it."""
 
     name: str
     key: str
     default: Any | Callable[[Fields], int] = REQUIRED
+
+    def write(self, config: ResolvedConfig) -> dict[str, Any]:
+        return {self.name: value_of(config, self.key)}
+
+
+@dataclass(frozen=True)
+class Whole(OfKey):
+    """A whole number. other: another name of the field.
+
+    null: what null means. or_null: 0 is written as null.
+    """
+
     least: int = 1
     most: int = MOST
     null: Any = REQUIRED
@@ -57,28 +65,17 @@ def optional(name: str, key: str, default: int) -> Whole:
 
 
 @dataclass(frozen=True)
-class Number:
+class Number(OfKey):
     """A number above 0. share: from 0 to below 1."""
 
-    name: str
-    key: str
-    default: float
     share: bool = False
 
     def read(self, fields: Fields) -> None:
         fields.number(self.name, self.default, to=self.key, share=self.share)
 
-    def write(self, config: ResolvedConfig) -> dict[str, Any]:
-        return {self.name: value_of(config, self.key)}
 
-
-@dataclass(frozen=True)
-class Flag:
+class Flag(OfKey):
     """True or false."""
-
-    name: str
-    key: str
-    default: bool
 
     def read(self, fields: Fields) -> None:
         fields.flag(self.name, self.default, to=self.key)
@@ -147,18 +144,12 @@ class VocabularySize:
         return dict(vocab_size=config.model.vocab - (config.model.padding or 0))
 
 
-@dataclass(frozen=True)
-class KeyValueHeads:
-    """default: where num_key_value_heads is absent; None: as many as heads. Null always means that."""
-
-    default: int | None
+class KeyValueHeads(OfKey):
+    """default None: as many as heads, which null always means."""
 
     def read(self, fields: Fields) -> None:
         heads = fields.keys["model.heads"]
-        fields.integer("num_key_value_heads", self.default or heads, to="model.kv_heads", null=heads)
-
-    def write(self, config: ResolvedConfig) -> dict[str, Any]:
-        return dict(num_key_value_heads=config.model.kv_heads)
+        fields.integer(self.name, self.default or heads, to=self.key, null=heads)
 
 
 class Length(ConfigField):
@@ -174,7 +165,7 @@ def sizes(kv_heads: int | None = None, *, tied: bool = False) -> tuple[ConfigFie
         Whole("num_hidden_layers", "model.layers", most=MOST_LAYERS),
         Whole("hidden_size", "model.width"),
         Whole("num_attention_heads", "model.heads"),
-        KeyValueHeads(kv_heads),
+        KeyValueHeads("num_key_value_heads", "model.kv_heads", kv_heads),
         Whole("intermediate_size", "model.ffn"),
         VocabularySize(),
         Flag("tie_word_embeddings", "model.tied", tied),
@@ -198,9 +189,8 @@ class HeadWidth:
         if width is not None:
             fields.integer("head_dim", self.default, to="attention.head_width")
         elif fields.keys["model.width"] % fields.keys["model.heads"]:
-            fields.refuse(
-                "head_dim", "absent, it means hidden_size / num_attention_heads, which is no number"
-            )
+            why = "absent, it means hidden_size / num_attention_heads, which is no number"
+            fields.refuse("head_dim", why)
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         model = config.model

@@ -6,13 +6,22 @@ and logits; Gemma 3 norms queries and keys, and positions of blocks with a windo
 their own.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from mpitrain.kernels.activation_functions import Gelu
 from mpitrain.model.families.decoder import decoder
-from mpitrain.model.families.fields import Biases, HeadWidth, Ignored, Only, Whole, eps, sizes, value_of
+from mpitrain.model.families.fields import (
+    Biases,
+    HeadWidth,
+    Ignored,
+    Number,
+    Only,
+    Whole,
+    eps,
+    sizes,
+    value_of,
+)
 from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_AROUND, NORMS_OF_HEADS
 from mpitrain.model.families.rope_fields import RopeByKind, RopeField
 from mpitrain.model.families.window_fields import Windows
@@ -44,19 +53,14 @@ class ScoreWidth(Whole):
         return {self.name: config.attention.score_width or head_width(config)}
 
 
-@dataclass(frozen=True)
-class Cap:
+class Cap(Number):
     """A cap of scores or logits, or null; 0 isn't that: transformers divides by it."""
-
-    name: str
-    key: str
-    default: float
 
     def read(self, fields: Fields) -> None:
         if fields.take(self.name, self.default, null="none") == "none":
             fields.give(self.key, 0.0, self.name)
         else:
-            fields.number(self.name, self.default, to=self.key)
+            super().read(fields)
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         return {self.name: value_of(config, self.key) or None}

@@ -1,7 +1,6 @@
-"""GLM-4.5 (arXiv:2508.06471, section 2.1).
-
-Half of each head turns; queries, keys and values have biases. Experts are those of DeepSeek-V3: a
-sigmoid of the router, with a bias that chooses, and a shared expert.
+"""GLM-4.5 (arXiv:2508.06471, section 2.1): half of each head turns; queries, keys and values have
+biases. Experts are those of DeepSeek-V3: a sigmoid of the router, with a bias that chooses, and a
+shared expert.
 """
 
 from typing import Any

@@ -1,8 +1,6 @@
-"""GPT-2 (Radford et al. 2019, section 2.3), and GPT-3 (arXiv:2005.14165, section 2.1) without its sparse
-attention.
-
-Learned positions; LayerNorm; biases everywhere; a feed-forward with GELU, by tanh or exact (Cerebras-GPT,
-arXiv:2304.03208), and no gate; dropout.
+"""GPT-2 (Radford et al. 2019, section 2.3), and GPT-3 (arXiv:2005.14165, section 2.1) without its
+sparse attention: learned positions; LayerNorm; biases everywhere; a feed-forward with GELU, by tanh
+or exact (Cerebras-GPT, arXiv:2304.03208), and no gate; dropout.
 """
 
 from collections.abc import Mapping
@@ -18,7 +16,7 @@ from mpitrain.model.families.fields import Flag, Ignored, Number, Unwritten, Voc
 from mpitrain.model.families.names import HUGGING_FACE
 from mpitrain.model.layers.feed_forward import FeedForward
 from mpitrain.plan.declared.family import ModelFamily, width_of_head
-from mpitrain.plan.declared.hugging_face import Fields, ModelType, Shape, Stored, Views
+from mpitrain.plan.declared.hugging_face import Fields, ModelType, Stored, Views
 from mpitrain.plan.declared.layer import ModelLayers
 from mpitrain.plan.declared.parameters import NormKind
 from mpitrain.plan.declared.resolved import ResolvedConfig, ResolvedModel
@@ -39,9 +37,8 @@ GELU = {  # activation_function, and model.gelu
 
 
 def _gpt2(config: ResolvedConfig) -> ModelLayers:
-    """Return the layers of a resolved configuration's model.
-
-    Raises ConfigError for a sequence without positions, and for further tokens.
+    """Return the layers of a model. Raises ConfigError for a sequence without positions, and for
+    further tokens.
     """
     model = config.model
     if config.data.sequence > model.positions:
@@ -55,26 +52,16 @@ def _gpt2(config: ResolvedConfig) -> ModelLayers:
         )
     rate = model.residual_dropout
     gelu = Gelu("none" if model.gelu == "exact" else "tanh")
-    ffn = FeedForward(
-        model.width,
-        model.ffn,
-        2 * model.layers,
-        model.eps,
-        gelu,
-        KIND,
-        biased=True,
-        gated=False,
-        dropout=rate,
-    )
-    dropout = dict(dropout=model.attention_dropout, residual_dropout=rate)
+    sizes = model.width, model.ffn, 2 * model.layers, model.eps
+    ffn = FeedForward(*sizes, gelu, KIND, biased=True, gated=False, dropout=rate)
+    own = attentions(
+        config, kind=KIND, biased=True, biased_output=True, dropout=model.attention_dropout,
+        residual_dropout=rate,
+    )  # fmt: skip
     blocks = tuple(
-        (replace(attention, block=number), replace(ffn, block=number))
-        for number, attention in enumerate(attentions(config, kind=KIND, **_BIASED, **dropout))
+        (replace(attention, block=number), replace(ffn, block=number)) for number, attention in enumerate(own)
     )
     return with_ends(config, blocks, kind=KIND)
-
-
-_BIASED = dict(biased=True, biased_output=True)
 
 
 def _heads(model: ResolvedModel, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,14 +81,10 @@ def _transposed(name: str) -> Stored:
 def _part(name: str, number: int) -> Stored:
     """Return the form of queries, keys or values, which lie side by side in one tensor. number: of these."""
 
-    def shape(ours: Shape, config: ResolvedConfig) -> Shape:
-        return (*ours[1:], 3 * ours[0])
-
     def views(ours: np.ndarray, theirs: np.ndarray, config: ResolvedConfig) -> Views:
-        part = theirs[..., number * len(ours) : (number + 1) * len(ours)]
-        return [(ours, part.T)]
+        return [(ours, theirs[..., number * len(ours) : (number + 1) * len(ours)].T)]
 
-    return Stored(name, shape, views)
+    return Stored(name, lambda ours, config: (*ours[1:], 3 * ours[0]), views)
 
 
 def _names() -> dict[str, str | Stored]:

@@ -1,6 +1,5 @@
-"""gpt-oss (arXiv:2508.10925, section 2).
-
-Biases everywhere, sinks, a window in every other block, experts whose gates are clamped.
+"""gpt-oss (arXiv:2508.10925, section 2): biases everywhere, sinks, a window in every other block,
+experts whose gates are clamped.
 """
 
 import numpy as np
@@ -10,7 +9,7 @@ from mpitrain.kernels.activation_functions import Clamped
 from mpitrain.model.families.decoder import attentions, with_ends
 from mpitrain.model.families.expert_fields import WidthOfExperts, routed
 from mpitrain.model.families.fields import SILU, HeadWidth, Ignored, Only, Unwritten, eps, sizes
-from mpitrain.model.families.names import ATTENTION, BLOCK, ENDS, HUGGING_FACE, NORMS, in_block
+from mpitrain.model.families.names import ATTENTION, BIASES, BLOCK, ENDS, HUGGING_FACE, NORMS, in_block
 from mpitrain.model.families.rope_fields import RopeField
 from mpitrain.model.families.sparse import sparse_blocks
 from mpitrain.model.families.window_fields import Windows
@@ -23,10 +22,7 @@ LIMIT = 7.0
 
 
 def _gpt_oss(config: ResolvedConfig) -> ModelLayers:
-    """Return the layers of a resolved configuration's model.
-
-    Raises ConfigError where the biases of experts can't be divided.
-    """
+    """Return the layers of a model. Raises ConfigError where the biases of experts can't be divided."""
     model = config.model
     etp = config.parallel.etp
     if model.width % etp:
@@ -35,8 +31,7 @@ def _gpt_oss(config: ResolvedConfig) -> ModelLayers:
             "a divisor"
         )
     attention = attentions(config, biased=True, biased_output=True, sinks=True)
-    blocks = sparse_blocks(config, attention, biased=True, activation=Clamped(LIMIT))
-    return with_ends(config, blocks)
+    return with_ends(config, sparse_blocks(config, attention, biased=True, activation=Clamped(LIMIT)))
 
 
 def _shape_of_both(ours: Shape, config: ResolvedConfig) -> Shape:
@@ -61,10 +56,9 @@ _NAMES = (
     ENDS
     | NORMS
     | ATTENTION
-    | in_block({f"attention.{name}.bias": f"self_attn.{name}_proj.bias" for name in "qkv"})
+    | BIASES
     | in_block(
         {
-            "attention.output.bias": "self_attn.o_proj.bias",
             "attention.sinks": "self_attn.sinks",
             "ffn.router.weight": "mlp.router.weight",
             "ffn.router.logit_bias": "mlp.router.bias",
@@ -81,13 +75,9 @@ _NAMES = (
     )
 )
 _ROPE = dict(
-    rope_type="yarn",
-    factor=32.0,
-    beta_fast=32.0,
-    beta_slow=1.0,
-    truncate=False,
+    rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
     original_max_position_embeddings=4096,
-)
+)  # fmt: skip
 _PUBLISHED = dict(
     width=2880, heads=64, kv_heads=8, ffn=2880, vocab=201088, tied=False,
     attention=dict(head_width=64, yarn_factor=32.0, yarn_length=4096),

@@ -1,7 +1,4 @@
-"""Llama (arXiv:2302.13971, 2307.09288).
-
-Attention and a gated feed-forward, each after a norm, around the residual stream.
-"""
+"""Llama (arXiv:2302.13971, 2307.09288): attention and a gated feed-forward, each after a norm."""
 
 from mpitrain.model.families.decoder import decoder
 from mpitrain.model.families.fields import FFN_BIASES, SILU, Biases, HeadWidth, eps, sizes

@@ -21,14 +21,24 @@ ENDS = {
 
 
 def in_block(names: Mapping[str, Form]) -> dict[str, Form]:
-    """Return names of weights of a block, with those of the block in front.
-
-    Of a Stored only our name gets it: its own name is whole.
-    """
+    """Return names of weights of a block, with the block's in front; that of a Stored is whole already."""
     return {
         f"blocks.{{block}}.{ours}": f"{BLOCK}{theirs}" if isinstance(theirs, str) else theirs
         for ours, theirs in names.items()
     }
+
+
+def _attention(kind: str) -> dict[str, str]:
+    """Return names of the products of attention. kind: weight or bias."""
+    own = {f"attention.{name}.{kind}": f"self_attn.{name}_proj.{kind}" for name in "qkv"}
+    return in_block(own | {f"attention.output.{kind}": f"self_attn.o_proj.{kind}"})
+
+
+def _gated(ours: str, theirs: str, kind: str = "weight") -> dict[str, str]:
+    """Return names of the products of a gated feed-forward."""
+    return in_block(
+        {f"ffn.{ours}{name}.{kind}": f"mlp.{theirs}{name}_proj.{kind}" for name in ("gate", "up", "down")}
+    )
 
 
 NORMS = in_block(
@@ -37,12 +47,8 @@ NORMS = in_block(
         "ffn.norm.weight": "post_attention_layernorm.weight",
     }
 )
-ATTENTION = in_block(
-    {
-        **{f"attention.{name}.weight": f"self_attn.{name}_proj.weight" for name in "qkv"},
-        "attention.output.weight": "self_attn.o_proj.weight",
-    }
-)
+ATTENTION = _attention("weight")
+BIASES = _attention("bias")
 # after attention; before the feed-forward, where Llama's name is after attention; after it (Gemma)
 NORMS_AROUND = in_block(
     {
@@ -51,28 +57,12 @@ NORMS_AROUND = in_block(
         "ffn.post_norm.weight": "post_feedforward_layernorm.weight",
     }
 )
-BIASES = in_block(
-    {
-        **{f"attention.{name}.bias": f"self_attn.{name}_proj.bias" for name in "qkv"},
-        "attention.output.bias": "self_attn.o_proj.bias",
-    }
-)
-FEED_FORWARD_BIASES = in_block(
-    {f"ffn.{name}.bias": f"mlp.{name}_proj.bias" for name in ("gate", "up", "down")}
-)
 NORMS_OF_HEADS = in_block({f"attention.{name}_norm.weight": f"self_attn.{name}_norm.weight" for name in "qk"})
-FEED_FORWARD = in_block({f"ffn.{name}.weight": f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")})
-ROUTED = in_block(
-    {
-        "ffn.router.weight": "mlp.gate.weight",
-        **{
-            f"ffn.experts.{name}.weight": f"mlp.experts.{{expert}}.{name}_proj.weight"
-            for name in ("gate", "up", "down")
-        },
-    }
-)
+FEED_FORWARD = _gated("", "")
+FEED_FORWARD_BIASES = _gated("", "", "bias")
+ROUTED = in_block({"ffn.router.weight": "mlp.gate.weight"}) | _gated("experts.", "experts.{expert}.")
 DENSE = ENDS | NORMS | ATTENTION | FEED_FORWARD
 # shared experts, and the router's bias, which transformers keeps in fp32 whatever the others have
-SHARED_AND_BIAS = in_block(
-    {f"ffn.shared.{name}.weight": f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")}
-) | in_block({"ffn.router.bias": Stored(f"{BLOCK}mlp.gate.e_score_correction_bias", exact=True)})
+SHARED_AND_BIAS = _gated("shared.", "shared_experts.") | in_block(
+    {"ffn.router.bias": Stored(f"{BLOCK}mlp.gate.e_score_correction_bias", exact=True)}
+)

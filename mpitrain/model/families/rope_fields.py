@@ -16,10 +16,7 @@ KINDS = {"w": "sliding_attention", "f": "full_attention"}  # by our letters
 
 @dataclass(frozen=True)
 class RopeField:
-    """Rotary positions, the same in all blocks.
-
-    theta, default: the class's, as in Fields.rope().
-    """
+    """Rotary positions, the same in all blocks. theta, default: the class's, as in Fields.rope()."""
 
     theta: float
     default: dict[str, Any] | None = None
@@ -27,11 +24,9 @@ class RopeField:
     def read(self, fields: Fields, rope_object: dict[str, Any] | None = None) -> None:
         """Read positions. rope_object: an object that is read instead of the field."""
         rope = fields.rope(self.theta, self.default, rope_object)
-        name = fields.positions_field
-        kind = rope["rope_type"]
         fields.give("attention.theta", float(rope["rope_theta"]), "rope_theta")
-        if kind != "default":
-            _give_scaling(fields, name, kind, rope)
+        if rope["rope_type"] != "default":
+            _give_scaling(fields, fields.positions_field, rope)
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         """Return the fields as 4.x writes them, which every reader understands."""
@@ -44,7 +39,8 @@ class RopeField:
         return dict(rope_theta=theta, rope_scaling=None)
 
 
-def _give_scaling(fields: Fields, name: str, kind: str, rope: dict[str, Any]) -> None:
+def _give_scaling(fields: Fields, name: str, rope: dict[str, Any]) -> None:
+    kind = rope["rope_type"]
     if kind != "linear":
         rope = _with_length(fields, name, rope)
     if "factor" not in rope:
@@ -54,7 +50,10 @@ def _give_scaling(fields: Fields, name: str, kind: str, rope: dict[str, Any]) ->
     if kind != "dynamic" and rope["factor"] == 1 and rope.get("attention_factor", 1) == 1:
         return  # the same as none
     if kind == "llama3":
-        _require_llama3(fields, name, rope)
+        for key in ("low_freq_factor", "high_freq_factor"):
+            if key not in rope:
+                fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
+        _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
     if kind == "yarn":
         _give_mscale(fields, name, rope)
         rope = {**rope, **{field: rope.get(field) or value for field, value in OF_YARN.items()}}
@@ -74,20 +73,20 @@ def _keys_of(kind: str) -> dict[str, str]:
 def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, Any]:
     """Return a scaling with the length that was trained with: the longest, unless another is there.
 
-    transformers has the longest begin dynamic scaling, whatever else is there.
-
-    Where YaRN's factor is absent, it is the longest sequence over that length.
+    transformers has the longest begin dynamic scaling, whatever else is there. Where YaRN's factor
+    is absent, it is the longest sequence over that length.
     """
+    kind = rope["rope_type"]
     most = fields.take(MAX_POSITIONS, None)
-    length = most if rope["rope_type"] == "dynamic" else rope.get(ORIGINAL_POSITIONS, most)
+    length = most if kind == "dynamic" else rope.get(ORIGINAL_POSITIONS, most)
     if length is None:
-        needed = MAX_POSITIONS if rope["rope_type"] == "dynamic" else ORIGINAL_POSITIONS
-        fields.refuse(name, f"rope_type {rope['rope_type']} without {needed}, which is needed")
+        needed = MAX_POSITIONS if kind == "dynamic" else ORIGINAL_POSITIONS
+        fields.refuse(name, f"rope_type {kind} without {needed}, which is needed")
     for where, value in ((name, length), (MAX_POSITIONS, most)):
         if value is not None and not _is_length(value):
             fields.refuse(where, f"needed a whole number of positions, found {shown(value)}")
     rope = {**rope, ORIGINAL_POSITIONS: int(length)}
-    if rope["rope_type"] == "yarn" and most is not None:
+    if kind == "yarn" and most is not None:
         rope.setdefault("factor", most / length)
     return rope
 
@@ -95,13 +94,6 @@ def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, A
 def _is_length(value: Any) -> bool:
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return whole and not isinstance(value, bool) and 1 <= value < 2**31
-
-
-def _require_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
-    for key in ("low_freq_factor", "high_freq_factor"):
-        if key not in rope:
-            fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
-    _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
 
 
 def _require_order(fields: Fields, name: str, low: float, high: float, of_high: str) -> None:

@@ -17,20 +17,15 @@ def sparse_model(config: ResolvedConfig, **more: Any) -> ModelLayers:
 
 
 def sparse_blocks(
-    config: ResolvedConfig,
-    attention: Sequence[Layer],
-    *,
-    biased: bool = False,
-    activation: Activation = SILU,
+    config: ResolvedConfig, attention: Sequence[Layer], *, biased: bool = False, activation: Activation = SILU
 ) -> tuple[tuple[Layer, Layer], ...]:
     """Return blocks of one of the layers of attention each, in turns, and experts or a feed-forward.
 
     The first experts.first blocks have none; of those that follow, each experts.every-th has some.
     biased, activation: of experts.
     """
-    model = config.model
-    experts = config.experts
-    depth = 2 * config.model.layers
+    model, experts = config.model, config.experts
+    depth = 2 * model.layers
     sparse = Experts(model.width, experts, depth, model.eps, biased, activation)
     dense = FeedForward(model.width, model.ffn, depth, model.eps)
     return tuple(

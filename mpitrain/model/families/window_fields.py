@@ -14,7 +14,7 @@ class Windows:
     """The window, and by layer_types which blocks have it.
 
     letters: of each block, or of some in turns, where layer_types is absent.
-    absent: the window where sliding_window is absent.
+    absent: the window where sliding_window is.
     written: where no block has a window: most classes of transformers need a number even then.
     """
 
@@ -54,19 +54,17 @@ class WindowsIfUsed:
                     "windows with use_sliding_window false, which kernels of transformers read otherwise "
                     "each; set it to true, or all layers to full_attention",
                 )
-            fields.take_no_notice("sliding_window")
-            fields.give("attention.window", 0, "use_sliding_window")
+            _give_none(fields)
             return
-        layers = fields.keys["model.layers"]
-        first = fields.integer("max_window_layers", 28, least=0) if not letters else 0
-        letters = letters or "".join("fw"[number >= first] for number in range(layers))
+        if not letters:
+            first = fields.integer("max_window_layers", 28, least=0)
+            letters = "".join("fw"[number >= first] for number in range(fields.keys["model.layers"]))
         Windows(letters, self.absent).read(fields)
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         first = (window_letters(config) + "w").index("w")
-        used = first < config.model.layers
-        windows = Windows(written=None).write(config)
-        return dict(windows, use_sliding_window=used, max_window_layers=first)
+        used = dict(use_sliding_window=first < config.model.layers, max_window_layers=first)
+        return Windows(written=None).write(config) | used
 
 
 class WindowOfAll:
@@ -76,8 +74,7 @@ class WindowOfAll:
         if fields.flag("use_sliding_window", False):
             fields.integer("sliding_window", 4096, to="attention.window", least=0, null=0)
         else:
-            fields.take_no_notice("sliding_window")
-            fields.give("attention.window", 0, "use_sliding_window")
+            _give_none(fields)
 
     def write(self, config: ResolvedConfig) -> dict[str, Any]:
         own = config.attention
@@ -89,6 +86,11 @@ class WindowOfAll:
             )
         used = letters == {"w"}
         return dict(use_sliding_window=used, sliding_window=own.window if used else None)
+
+
+def _give_none(fields: Fields) -> None:
+    fields.take_no_notice("sliding_window")
+    fields.give("attention.window", 0, "use_sliding_window")
 
 
 def _letters(fields: Fields) -> str:
