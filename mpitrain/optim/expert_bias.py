@@ -1,6 +1,5 @@
-"""Load balancing without a loss: the bias of each expert, from the loads that are counted.
-
-Their gradients are how many tokens of a step have chosen each expert.
+"""Load balancing without a loss: the bias of each expert, from the loads that are counted. Gradients
+of both are how many tokens of a step have chosen each expert.
 
     load  the share of all choices that went to each expert in the last step
     bias  of the scores that choose: up for an expert with less than the mean load, down for one
@@ -25,10 +24,7 @@ if TYPE_CHECKING:
 
 
 def inequality(loads: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return how unequal loads are.
-
-    Their coefficient of variation, and their entropy as a share of the greatest there can be.
-    """
+    """Return the coefficient of variation of loads, and their entropy as a share of the greatest."""
     shares = loads.double() / loads.sum()
     entropy = -torch.xlogy(shares, shares).sum() / math.log(max(2, len(shares)))
     return {"load_cv": (shares * len(shares) - 1).square().mean().sqrt(), "load_entropy": entropy}
@@ -53,9 +49,8 @@ class Balanced:
             if piece.spec.group == "load":
                 piece.weight.copy_(piece.grad / piece.grad.sum())
             else:
-                piece.weight.add_(
-                    (piece.grad.mean() - piece.grad).sign_().to(piece.weight.device), alpha=self._rate
-                )
+                step = (piece.grad.mean() - piece.grad).sign_()
+                piece.weight.add_(step.to(piece.weight.device), alpha=self._rate)
 
     def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what is kept of one of the pieces: of those that are counted or frozen, nothing."""
@@ -64,7 +59,7 @@ class Balanced:
 
     @property
     def num_bytes(self) -> int:
-        """Return the bytes of gradients that the optimiser inside keeps in host memory."""
+        """Of the gradients that the optimiser inside keeps in host memory."""
         return self._trained.num_bytes
 
     def set_step(self, num_updates: int) -> None:

@@ -12,19 +12,11 @@ START = 2.0**8
 GROWTH = 200  # steps
 
 
-def is_scaled(compute: str) -> bool:
-    """Return whether a precision.compute has a loss scale."""
-    return compute == "fp16"
-
-
 class LossScale:
-    """What the loss is multiplied by before the backward.
-
-    A power of two, so that nothing is rounded by it. 1 unless fp16.
-    """
+    """What the loss is multiplied by: a power of two, which rounds nothing. 1 unless fp16."""
 
     def __init__(self, precision: Precision):
-        self.dynamic = is_scaled(precision.compute)
+        self.dynamic = precision.compute == "fp16"
         self.state = self._first
 
     @property
@@ -41,11 +33,8 @@ class LossScale:
         self.value, self.steps = saved
 
     def resume(self, saved: list[float], compute: str) -> None:
-        """Take a state that was saved with precision.compute = `compute`.
-
-        A precision that has no scale says nothing of one: the scale begins anew.
-        """
-        self.state = saved if self.dynamic and is_scaled(compute) else self._first
+        """Take a state that was saved with precision.compute = `compute`; begin anew if it had no scale."""
+        self.state = saved if self.dynamic and compute == "fp16" else self._first
 
     def update(self, skipped: bool) -> None:
         """Take note of a step; all ranks agree on whether it was skipped, and so on the scale."""

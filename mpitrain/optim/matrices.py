@@ -45,44 +45,26 @@ class MatrixPart(NamedTuple):
 Holding = dict[str, MatrixPart]  # what a rank has, by the names of matrices
 
 
-def is_hidden_matrix(spec: Spec) -> bool:
-    """Return whether a parameter is a matrix between two layers, and the optimiser has it: it isn't frozen.
-
-    A row of the embedding or of the head belongs to one token.
-    """
-    return spec.group == "matrix" and not spec.frozen
-
-
 def holdings(
     config: Config, stages: Sequence[StagePlan], num_shards: int, domain: str = DENSE
 ) -> list[Holding]:
-    """Return what each rank of a domain's axis has of the domain's hidden matrices of some stages."""
-    holdings_of_tp = []
+    """Return what each rank of a domain's axis has of the domain's hidden matrices of some stages.
+
+    These are between two layers, and not frozen: a row of the embedding or the head is one token's.
+    """
+    found = []
     for rank in range(config.parallel.tp):
-        buckets = [
-            bucket
-            for stage in stages
-            for bucket in stage.buckets(stage.shard(rank))
-            if bucket.domain == domain
-        ]
-        maps = [map_bucket(bucket.specs, num_shards) for bucket in buckets]
+        buckets = (bucket for stage in stages for bucket in stage.buckets(stage.shard(rank)))
+        maps = [map_bucket(bucket.specs, num_shards) for bucket in buckets if bucket.domain == domain]
         for number in range(num_shards):
-            runs = [run for mapped in maps for run in mapped.runs(number)]
-            holdings_of_tp.append(
-                {
-                    spec.name: MatrixPart(spec, end - begin)
-                    for spec, begin, end in runs
-                    if is_hidden_matrix(spec)
-                }
-            )
-    return holdings_of_tp
+            runs = (run for mapped in maps for run in mapped.runs(number))
+            hidden = (run for run in runs if run[0].group == "matrix" and not run[0].frozen)
+            found.append({spec.name: MatrixPart(spec, end - begin) for spec, begin, end in hidden})
+    return found
 
 
 def deal(holdings: list[Holding], axis: Axis, like: torch.Tensor) -> list["MatrixRound"]:
-    """Deal the matrices to the ranks of `axis`, the largest first.
-
-    So those of a round take about equally long.
-    """
+    """Deal the matrices to the ranks of `axis`, the largest first: those of a round are alike."""
     queues = dealt(holdings)
     return [MatrixRound(names, holdings, axis, like) for names in zip_longest(*queues) if any(names)]
 
@@ -98,10 +80,8 @@ def dealt(holdings: list[Holding]) -> list[list[str]]:
     queues = [[] for _ in holdings]
     loads = [0] * len(holdings)
     for name in sorted(specs, key=lambda name: (-work[name], name)):
-        most = max(
-            range(len(holdings)),
-            key=lambda rank: holdings[rank][name].length if name in holdings[rank] else 0,
-        )
+        lengths = [_length(holding.get(name)) for holding in holdings]
+        most = lengths.index(max(lengths))
         if (loads[most] + work[name]) * len(holdings) > sum(work.values()):
             most = loads.index(min(loads))
         queues[most].append(name)
@@ -113,7 +93,6 @@ class MatrixRound:
     """At most a matrix for each rank of the axis: names[r] for rank r, or None.
 
     `held`: those of which this rank has a part.
-
     like: of the type and on the device of the parts; a rank can have none.
     """
 
@@ -128,9 +107,7 @@ class MatrixRound:
         # as to its shape, the same on all ranks
         self._spec = next((part.spec for part in coming if part), None)
         self._to, self._from = (tuple(map(_sent, parts)) for parts in (going, coming))
-        self._back_to, self._back_from = (
-            tuple(part.length if part else 0 for part in parts) for parts in (coming, going)
-        )
+        self._back_to, self._back_from = (tuple(map(_length, parts)) for parts in (coming, going))
 
     @property
     def _dim(self) -> int:
@@ -150,13 +127,10 @@ class MatrixRound:
         return all_to_all_v(self._joined(sent), self._to, self._from, self._axis)
 
     def whole(self, received: torch.Tensor) -> torch.Tensor | None:
-        """Return the matrix that was dealt to this rank, if there is one.
-
-        It is in new memory, since a product's bits can tell its address.
-        """
-        return (
-            None if self._spec is None else torch.cat(list(received.view(-1, *self._spec.shape)), self._dim)
-        )
+        """Return this rank's matrix, if any, in new memory: a product's bits can tell its address."""
+        if self._spec is None:
+            return None
+        return torch.cat(list(received.view(-1, *self._spec.shape)), self._dim)
 
     def scatter(self, result: torch.Tensor | None) -> Pending:
         """Start sending what became of the matrix back to those that have parts of it, each copy.
@@ -173,6 +147,10 @@ class MatrixRound:
 
     def _joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([self._like.new_empty(0), *parts])
+
+
+def _length(part: MatrixPart | None) -> int:
+    return part.length if part else 0
 
 
 def _sent(part: MatrixPart | None) -> int:

@@ -21,9 +21,7 @@ CHUNK_GPU = 2**24
 
 
 class UpdateBatch(NamedTuple):
-    """Tensors to update: weights, their gradients, and of each kind of moment one for each of them,
-    all of one type.
-    """
+    """Tensors to update, of one type: weights, gradients, and of each kind of moment one for each."""
 
     weights: list[torch.Tensor]
     grads: list[torch.Tensor]
@@ -53,9 +51,8 @@ class Moments:
     def opened(
         self, num_updates: int, pieces: Sequence[ParameterShard] | None = None
     ) -> Iterator[UpdateBatch]:
-        """Yield what to update of some pieces, of all if none are given.
+        """Yield what to update of some pieces, or all. Moments are kept when the next is asked for.
 
-        What was made of moments is kept when the next is asked for.
 
         num_updates: made so far.
         """

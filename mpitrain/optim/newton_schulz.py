@@ -13,11 +13,9 @@ COEFFICIENTS = 3.4445, -4.7750, 2.0315
 def newton_schulz(
     matrix: torch.Tensor, num_steps: int, poll: Callable[[], None] = lambda: None
 ) -> torch.Tensor:
-    """Return U S V' of a matrix U D V', with all of S near 1.
+    """Return U S V' of a matrix U D V', with all of S near 1: X <- a X + b (X X') X + c (X X')^2 X.
 
-    `num_steps` times X <- a X + b (X X') X + c (X X')^2 X.
-
-    poll: called between the steps, so that messages move on meanwhile.
+    poll: called between the `num_steps` steps, so that messages move on meanwhile.
     """
     (a, b, c), (rows, columns) = COEFFICIENTS, matrix.shape
     x = matrix.mT if rows > columns else matrix  # X X' is then the smaller one

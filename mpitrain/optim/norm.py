@@ -1,6 +1,5 @@
-"""The global gradient norm, by which mpitrain/actor/update.py clips.
-
-It has the same bits in every pipeline layout and however the gradients are sharded.
+"""The global gradient norm, by which mpitrain/actor/update.py clips: the same bits in every pipeline
+layout and however the gradients are sharded.
 
 Squares are summed block by block of each parameter, on the rank that has the block, and the sums of
 blocks are then added exactly: in whichever order and grouping they meet. An exact sum is a few
@@ -23,9 +22,7 @@ import torch
 from mpitrain.plan.division.buckets import BLOCK
 
 PARTS = 40  # numbers that any exact sum of fp64 numbers fits in: 2098 bits, 53 each
-# 2^-1074, the least fp64 number, has its first bit 52 places above its last one, as if it had so
-# many
-LOWEST = 1126
+LOWEST = 1126  # 2^-1074, the least fp64 number, has its first bit 52 places above its last one
 DIGIT = 32  # bits
 NUM_DIGITS = (1024 + LOWEST) // DIGIT + 3
 MASK = 2**DIGIT - 1
@@ -50,12 +47,11 @@ def squares(grads: Iterable[torch.Tensor]) -> list[float]:
 
 
 def summed(numbers: torch.Tensor) -> list[float]:
-    """Return PARTS or fewer numbers with the exact sum of `numbers`, [n] in fp64 and none negative.
+    """Return PARTS or fewer numbers with the exact sum of `numbers`, [n] in fp64 and none negative; one
+    nan if it isn't finite.
 
-    One nan if it isn't finite.
-
-    n: at most 2^31.  Computed where `numbers` are, and the same there in any order; from there come
-                      as many integers as a sum has digits.
+    n: at most 2^31. Computed where `numbers` are, in any order; from there come as many integers as
+    a sum has digits.
     """
     sums = torch.zeros(NUM_DIGITS + 1, dtype=torch.int64, device=numbers.device)
     for part in numbers.split(AT_ONCE):
@@ -63,11 +59,9 @@ def summed(numbers: torch.Tensor) -> list[float]:
         _add(part.where(finite, 0.0), sums)
         sums[-1] += finite.logical_not_().sum()
     *digits, num_infinite = sums.tolist()
-    return (
-        [math.nan]
-        if num_infinite
-        else _floats(sum(value << DIGIT * number for number, value in enumerate(digits)) >> LOWEST - 1074)
-    )
+    if num_infinite:
+        return [math.nan]
+    return _floats(sum(value << DIGIT * number for number, value in enumerate(digits)) >> LOWEST - 1074)
 
 
 def _add(numbers: torch.Tensor, sums: torch.Tensor) -> None:
@@ -87,9 +81,7 @@ def _add_one_by_one(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: 
 
 
 def _add_by_product(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: torch.Tensor) -> None:
-    """Do the same by a product with zeros and ones, in fp64.
-
-    It is exact, as a sum of AT_ONCE parts has 48 bits.
+    """Do the same by a product with zeros and ones, in fp64: a sum of AT_ONCE parts has 48 bits.
 
     A GPU that has to be deterministic would sort what it adds one by one, and add thousands to one
     digit in a row.
@@ -102,10 +94,7 @@ def _add_by_product(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: 
 
 
 def _floats(total: int) -> list[float]:
-    """Return `total` * 2^-1074 as numbers of which each is the nearest to what those before leave.
-
-    One nan if it is beyond them.
-    """
+    """Return `total` * 2^-1074 as numbers, each the nearest to what those before leave; nan beyond."""
     parts = []
     try:
         while total:
@@ -118,10 +107,7 @@ def _floats(total: int) -> list[float]:
 
 
 def exact_sum(numbers: list[float]) -> list[float]:
-    """Return PARTS numbers with the same exact sum, most of them 0.
-
-    All nan if one of them, or the sum, isn't finite.
-    """
+    """Return PARTS numbers with the same exact sum, most of them 0; all nan if it isn't finite."""
     if not all(map(math.isfinite, numbers)):
         return [math.nan] * PARTS
     parts: list[float] = []

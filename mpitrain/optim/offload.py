@@ -1,7 +1,5 @@
-"""`memory.offload = "optimizer"`.
-
-Master weights and moments are in host memory, and are updated there (ZeRO-Offload,
-arXiv:2101.06840).
+"""`memory.offload = "optimizer"`: master weights and moments are in host memory, and are updated there
+(ZeRO-Offload, arXiv:2101.06840).
 
     device  gradients, summed, scaled  all copied to the host, in the order of the loads  weights, narrow
                         |  ^
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from mpitrain.kernels.streams import QueueEvent, streams_of
+from mpitrain.kernels.streams import streams_of
 from mpitrain.parallel.zero.shards import ParameterShard
 
 if TYPE_CHECKING:
@@ -55,10 +53,8 @@ class Offloaded:
         self._threads = cores if device.type == "cuda" else torch.get_num_threads()
         self._streams = streams_of(device)
         self._there = self._streams.further()
-        self._loads = [
-            self._load(pieces_of_load, make)
-            for pieces_of_load in ([list(pieces)] if whole else _loads(pieces))
-        ]
+        runs = [list(pieces)] if whole else _runs(pieces)
+        self._loads = [self._load(run, make) for run in runs]
         self._of = {weight: load.optimizer for load in self._loads for weight in load.weights}
 
     def _load(
@@ -82,24 +78,20 @@ class Offloaded:
         the device before.
         """
         self._there.wait(self._streams.compute.record())
-        arrivals = [self._start(load) for load in self._loads]
+        arrivals = []
+        for load in self._loads:
+            for grad, there in load.sent:
+                self._there.copy(there, grad)  # beside what is computed
+            arrivals.append(self._there.record())
         with torch_threads(self._threads):
             for load, arrival in zip(self._loads, arrivals):
                 arrival.synchronize()
                 load.optimizer.step(lr)
 
-    def _start(self, load: Load) -> QueueEvent:
-        """Start copying gradients to the host, beside what is computed; return when they are there."""
-        for grad, there in load.sent:
-            self._there.copy(there, grad)
-        return self._there.record()
-
     def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is kept of one of its pieces."""
         yield from self._of[piece.weight].moments(piece)
 
     def set_step(self, num_updates: int) -> None:
-        """Set the number of updates made so far."""
         for load in self._loads:
             load.optimizer.set_step(num_updates)
 
@@ -117,11 +109,11 @@ def torch_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-def _loads(pieces: Sequence[ParameterShard]) -> list[list[ParameterShard]]:
+def _runs(pieces: Sequence[ParameterShard]) -> list[list[ParameterShard]]:
     """Divide pieces into runs of about LOAD elements."""
-    loads: list[list[ParameterShard]] = []
+    runs: list[list[ParameterShard]] = []
     for piece in pieces:
-        if not loads or sum(len(p.weight) for p in loads[-1]) >= LOAD:
-            loads.append([])
-        loads[-1].append(piece)
-    return loads
+        if not runs or sum(len(p.weight) for p in runs[-1]) >= LOAD:
+            runs.append([])
+        runs[-1].append(piece)
+    return runs

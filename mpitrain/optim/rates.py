@@ -10,9 +10,7 @@ def learning_rate(config: Config, step: int) -> float:
 
     cosine: half a cosine down to schedule.final at the last step (arXiv:1608.03983).
     wsd: warm-up, stable, and a linear decay over the last schedule.decay steps (arXiv:2404.06395).
-    constant: no decay.
-
-    Steps after schedule.steps have the rate of the last one.
+    constant: no decay. Steps after schedule.steps have the rate of the last one.
     """
     schedule = config.schedule
     peak = config.optimizer.lr

@@ -22,6 +22,7 @@ and is no faster there (1.8 ns against 1.1 for 32 bits).
 """
 
 import hashlib
+import struct
 
 import torch
 
@@ -33,7 +34,8 @@ LOW = 0xFFFF  # what fp32 has and bf16 hasn't
 
 def draw(seed: int, update: int, name: str, places: torch.Tensor) -> torch.Tensor:
     """Return 32 random bits for each place, [N] int32. places: [N] int32, changed to them."""
-    one, other = (_wrapped(int.from_bytes(digest, "little")) for digest in _halves(f"{seed}/{update}/{name}"))
+    digest = hashlib.sha256(f"{seed}/{update}/{name}".encode()).digest()
+    one, other = struct.unpack("<2i", digest[:8])
     x = places.bitwise_xor_(one)
     scratch = torch.empty_like(places)
     for bits, multiplier in zip((16, 15), MULTIPLIERS):
@@ -50,10 +52,8 @@ def places(spec: Spec, begin: int, end: int, device: torch.device) -> torch.Tens
     if spec.shape[1:] == spec.whole[1:]:
         return torch.arange(end - begin, dtype=torch.int32, device=device).add_(_wrapped(spec.place(begin)))
     width = spec.shape[-1]
-    # wraps
-    rows = spec.place(torch.arange(begin // width, -(-end // width), device=device).mul_(width)).to(
-        torch.int32
-    )
+    first = torch.arange(begin // width, -(-end // width), device=device).mul_(width)
+    rows = spec.place(first).to(torch.int32)  # wraps
     columns = torch.arange(width, dtype=torch.int32, device=device)
     return (rows[:, None] + columns).flatten()[begin % width :][: end - begin]
 
@@ -73,11 +73,6 @@ def _fold(x: torch.Tensor, bits: int, scratch: torch.Tensor) -> torch.Tensor:
     """x ^= x >> bits of unsigned numbers: torch shifts the sign in, which is masked out."""
     torch.bitwise_right_shift(x, bits, out=scratch)
     return x.bitwise_xor_(scratch.bitwise_and_((1 << (32 - bits)) - 1))
-
-
-def _halves(text: str) -> tuple[bytes, bytes]:
-    digest = hashlib.sha256(text.encode()).digest()
-    return digest[:4], digest[4:8]
 
 
 def _wrapped(number: int) -> int:

@@ -1,6 +1,5 @@
-"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
-
-Matrices move along the orthogonal matrix nearest to their momentum.
+"""Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): matrices move along the orthogonal
+matrix nearest to their momentum.
 
     momentum <- beta momentum + (1 - beta) gradient          on the parts that a rank has
     update    = (1 - beta) gradient + beta momentum          the same (Nesterov); without: the
@@ -51,11 +50,12 @@ class Muon:
         self._rounds = parts.rounds
         self._device = parts.device
         self._num_updates = 0
-        self._pieces = {piece.spec.name: piece for piece in parts.pieces if _is_hidden_matrix(piece)}
+        # those between two layers, as in optim/matrices.py: frozen ones aren't given to an optimiser
+        self._pieces = {piece.spec.name: piece for piece in parts.pieces if piece.spec.group == "matrix"}
         narrow = settings.moments == "bf16"
         names = parts.moments("matrix")
         self._momentum = Moments(list(self._pieces.values()), names, narrow=narrow, seed=parts.seed)
-        others = [piece for piece in parts.pieces if not _is_hidden_matrix(piece)]
+        others = [piece for piece in parts.pieces if piece not in self._momentum]
         self._adamw = adamw.build(replace(parts, pieces=others))
 
     def step(self, lr: float) -> None:
@@ -77,14 +77,8 @@ class Muon:
             matrix_round, pending = gathering.popleft()
             gathering.extend(islice(starting, 1))
             matrix = matrix_round.whole(pending.wait())
-            returning.append(
-                (
-                    matrix_round,
-                    matrix_round.scatter(
-                        None if matrix is None else self._orthogonal(matrix, matrix_round.poll)
-                    ),
-                )
-            )
+            result = None if matrix is None else self._orthogonal(matrix, matrix_round.poll)
+            returning.append((matrix_round, matrix_round.scatter(result)))
             if len(returning) > AHEAD:
                 self._apply(*returning.popleft(), lr)
         for matrix_round, pending in returning:
@@ -105,39 +99,21 @@ class Muon:
     def _orthogonal(self, matrix: "torch.Tensor", poll: Callable[[], None]) -> "torch.Tensor":
         from mpitrain.optim.newton_schulz import newton_schulz  # torch
 
-        result = newton_schulz(matrix.to(self._device), self._settings.ns_steps, poll).mul_(
-            0.2 * math.sqrt(max(matrix.shape))
-        )
-        return result.to(matrix.device)
+        result = newton_schulz(matrix.to(self._device), self._settings.ns_steps, poll)
+        return result.mul_(0.2 * math.sqrt(max(matrix.shape))).to(matrix.device)
 
     def _apply(self, matrix_round: "MatrixRound", pending: "Pending", lr: float) -> None:
         for name, result in matrix_round.parts(pending.wait()).items():
             self._pieces[name].weight.mul_(1 - lr * self._settings.decay).sub_(result, alpha=lr)
 
     def moments(self, piece: "ParameterShard") -> "Iterator[tuple[str, torch.Tensor]]":
-        """Yield ("muon/momentum", tensor) for a part of a hidden matrix, AdamW's moments for others.
-
-        They are zeros before the first step.
-        """
-        yield from self._momentum.of(piece) if _is_hidden_matrix(piece) else self._adamw.moments(piece)
+        """Yield ("muon/momentum", tensor) of a part of a hidden matrix; AdamW's moments of others."""
+        yield from self._momentum.of(piece) if piece in self._momentum else self._adamw.moments(piece)
 
     def set_step(self, num_updates: int) -> None:
-        """Set the number of updates made so far.
-
-        AdamW's bias correction and the rounding of moments depend on it.
-        """
+        """Set the number of updates so far: for bias corrections, and the rounding of moments."""
         self._num_updates = num_updates
         self._adamw.set_step(num_updates)
-
-
-def _is_hidden_matrix(piece: "ParameterShard") -> bool:
-    """Return whether a piece of this optimiser is of a matrix between two layers.
-
-    Of these pieces it is what optim/matrices.py: is_hidden_matrix says of any parameter: frozen
-    ones aren't given to an optimiser (optim/optimizer.py). Imported from there, it would import
-    torch.
-    """
-    return piece.spec.group == "matrix"
 
 
 def _moments(settings: OptimizerTable, group: str) -> tuple[str, ...]:
@@ -149,11 +125,9 @@ def _work(settings: OptimizerTable, rows: int, columns: int) -> PartWork:
     small, large = sorted((rows, columns))
     gram, square = Product(small, small, large), Product(small, small, small)
     products = (gram, square, Product(small, large, small)) * settings.ns_steps
-    # put together, normed, scaled and sent, a tall one turned for that; in each step addmm copies what it
-    # adds to
-    passes = (9 + 2 * (rows > columns)) * small * large + settings.ns_steps * 2 * (
-        small * large + small * small
-    )
+    # put together, normed, scaled and sent, a tall one turned; in each step addmm copies an addend
+    passes = (9 + 2 * (rows > columns)) * small * large
+    passes += settings.ns_steps * 2 * (small * large + small * small)
     return PartWork(products, pass_bytes=4 * passes, kernels=8 + 3 * settings.ns_steps)
 
 
