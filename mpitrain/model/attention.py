@@ -66,7 +66,7 @@ def attended(
 
 @dataclass(eq=False)
 class Projection(Segment):
-    """Queries, keys and values of norm(x), turned by their positions; without `norm`, x is normed already.
+    """Queries, keys and values of norm(x), turned by their positions; without `norm`, of x.
 
     weights, biases: of queries, keys and values.
     rotary: None: they aren't turned.
@@ -155,7 +155,7 @@ class Core(Segment):
     def attend(
         self, qkv: tuple[torch.Tensor, ...], context: Context, tape: Tape, again: bool
     ) -> tuple[torch.Tensor, Again | None]:
-        """Return attention [B, H, T, C] and, if the product after it may ask, how to make it again."""
+        """Return attention [B, H, T, C] and, if the product after it may ask, how to remake it."""
         if context.cache is not None:
             return self.attend_with_cache(qkv, context, tape), None
         if context.history is not None:  # keys and values of earlier segments come before these
@@ -178,7 +178,7 @@ class Core(Segment):
 
 @dataclass(eq=False)
 class AttentionSegment(Segment):
-    """output(attention(norm(x))) in one segment; with tensor parallelism of some heads, and partial.
+    """output(attention(norm(x))) in one segment; with tensor parallelism of some heads: partial.
 
     projection: None: x is queries, keys and values.
     """

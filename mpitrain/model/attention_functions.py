@@ -26,8 +26,8 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 class AttendByTiles(torch.autograd.Function):
-    """Attention in blocks of a window (0: all), with sinks and soft-capped scores, document by document,
-    as asked; where none of these is, in one tile: fp32 whose own kernel in torch is slow.
+    """Attention in blocks of a window (0: all), with sinks and soft-capped scores, document by
+    document, as asked; where none of these is, in one tile: fp32 whose own kernel in torch is slow.
 
     small: takes the gradient of the sinks.
     again: keep queries, keys and values, and not the result.
@@ -104,13 +104,14 @@ class AttendIn16Bits(torch.autograd.Function):
         mask = request.mask
         ctx.scale, ctx.spans = request.scale, request.spans
         ctx.made = None
-        out, kept = AttendIn16Bits._attend(ctx, q, k, v, mask, ctx.needs_input_grad[0] and not selective)
+        keep = ctx.needs_input_grad[0] and not selective
+        out, kept = AttendIn16Bits._attend(ctx, q, k, v, mask, keep)
         ctx.save_for_backward(q, k, v, mask, *(kept or ()))
         return out
 
     @staticmethod
     def again(ctx):
-        """Return the output. The backward makes probabilities of long sequences once more: they are large."""
+        """Return the output. Probabilities of long sequences are large: the backward makes them anew."""
         out, ctx.made = AttendIn16Bits._attend(ctx, *ctx.saved_tensors, True)
         return out
 
@@ -167,7 +168,7 @@ def attention(
     sinks: Parameter | None = None,
     small: list | None = None,
 ) -> tuple[torch.Tensor, Callable[[], torch.Tensor] | None]:
-    """Return causal attention with grouped queries (arXiv:2305.13245), and, if asked, how to make it again.
+    """Return causal attention with grouped queries (arXiv:2305.13245), and, if asked, how to remake it.
 
     selective: what is cheap to make again isn't kept.
     sinks: whose data `request` has. small: takes their gradient.

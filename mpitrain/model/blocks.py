@@ -12,11 +12,7 @@ from mpitrain.plan.division.stages import StagePlan
 Blocks = list[list[Item]]
 
 
-def blocks_of(
-    stage: StagePlan,
-    parameters: Sequence[Sequence[Parameter]],
-    site: BuildContext,
-) -> Blocks:
+def blocks_of(stage: StagePlan, parameters: Sequence[Sequence[Parameter]], site: BuildContext) -> Blocks:
     """Return what computes each block. parameters: of each block."""
     built = [
         [item for layer in block for item in _built(layer, own, site)]
@@ -26,10 +22,7 @@ def blocks_of(
 
 
 def joined(stage: StagePlan, blocks: Blocks) -> Blocks:
-    """Join blocks that are computed again together.
-
-    The first of a group stands for all, the others are empty.
-    """
+    """Join blocks that are computed again together: the first has all of its group, others none."""
     for group in stage.groups:
         blocks[group[0]] = [Recomputed([blocks[block] for block in group])]
         blocks[group[0] + 1 : group[-1] + 1] = [[] for _ in group[1:]]

@@ -65,8 +65,10 @@ class RowGradients(NamedTuple):
     def add(self) -> None:
         """Add them to their buffer."""
         total = self.weight.grad
-        alike = self.rows.dim() == 1
-        grads = self.grads.sum(0, dtype=total.dtype) if alike else self.grads.flatten(0, -2).to(total.dtype)
+        if self.rows.dim() == 1:
+            grads = self.grads.sum(0, dtype=total.dtype)
+        else:
+            grads = self.grads.flatten(0, -2).to(total.dtype)
         total.index_add_(0, self.rows.flatten(), grads)
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -93,9 +95,8 @@ class LearnedPositions:
 
     def backward(self, saved: tuple, grad_of_output: torch.Tensor, later: Later) -> Walk:
         yield None
-        later(
-            WeightGradients([RowGradients(self.weight, self._rows(grad_of_output, *saved), grad_of_output)])
-        )
+        rows = self._rows(grad_of_output, *saved)
+        later(WeightGradients([RowGradients(self.weight, rows, grad_of_output)]))
         return grad_of_output
 
     def _rows(

@@ -172,7 +172,7 @@ class ExpertMixture:
         return Choices(experts_NK, order, counts.cpu().numpy())
 
     def _enter(self, dispatched: DispatchedRows) -> Walk:
-        """Return the ExpertRows of what has come. Here and below, messages move between products."""
+        """Return the ExpertRows of what came. Here and below, messages move on between products."""
         gate = grouped_product(dispatched.x, self.gate.data, dispatched.loads)
         yield None
         up = grouped_product(dispatched.x, self.up.data, dispatched.loads)
@@ -201,7 +201,8 @@ class ExpertMixture:
         metrics = {"z_loss": router.z_loss(statistics.z, self.settings)}
         if context.segment == self.site.plan.table.segments - 1:
             whole = router.Statistics(sum(sums), len(statistics.counts))
-            metrics["balance_loss"] = router.balance_loss(self._shares(whole), whole.scores, self.settings)
+            shares = self._shares(whole)
+            metrics["balance_loss"] = router.balance_loss(shares, whole.scores, self.settings)
         metrics["dropped"] = statistics.dropped
         ranks = self.site.cp.size if self.site.cp else 1  # each of these tells, and they are summed
         for name, value in metrics.items():
@@ -297,7 +298,7 @@ class ExpertMixture:
     def _route_back(
         self, saved: SavedMixture, x_ND: torch.Tensor, of_weights_NK: torch.Tensor, later: Later
     ) -> torch.Tensor:
-        """Return the gradient of the input by the router; its weight's and loads are handed over."""
+        """Return the router's gradient of the input; its weights', and loads, are handed over."""
         shares = self._shares(router.Statistics(sum(saved.sums), self._sets(saved.x)))
         of_logits = router.grad_of_logits(saved.chosen, of_weights_NK, shares, saved.scale, self.settings)
         counts = router.num_choices(saved.chosen.experts.flatten(), self.settings.count)

@@ -16,11 +16,10 @@ from mpitrain.parallel.zero.parameters import Parameter
 @dataclass(eq=False)
 class FeedForwardSegment(Segment):
     """down(silu(gate(norm(x))) * up(norm(x))): SwiGLU (arXiv:2002.05202); without a gate
-    down(activation(up(norm(x)))). Without `norm`, x is normalised already.
+    down(activation(up(norm(x)))). Without `norm`, x is normalised already. With tensor parallelism
+    its weights are those of some hidden units, and the output is partial.
 
     opening: weights of gate and up, or of up alone. biases: of the same, or none.
-
-    With tensor parallelism its weights are those of some hidden units, and the output is partial.
     """
 
     norm: NormSegment | None

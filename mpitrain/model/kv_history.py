@@ -14,9 +14,7 @@ import torch
 
 @dataclass
 class KeysValues:
-    """Keys and values of one segment in one attention, [B, K, T, C] each, and the gradients that
-    later segments left.
-    """
+    """Keys and values of a segment, [B, K, T, C] each, and the gradients that later ones left."""
 
     tensors: tuple[torch.Tensor, ...]
     grads: list[torch.Tensor] = field(default_factory=list)
@@ -32,22 +30,18 @@ History = dict[object, list]
 
 @dataclass
 class Attended:
-    """What the backward of one segment must know.
-
-    Its own keys and values, and those it attended to as leaves of its graph.
-    """
+    """What a segment's backward must know: its keys and values, and those it saw as leaves."""
 
     own: KeysValues
     own_outputs: tuple[torch.Tensor, torch.Tensor]
     before: list[tuple[KeysValues, list[torch.Tensor]]]
 
     def outputs_and_grads(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Return the outputs that later segments used and what they left, once: nothing for the last segment.
+        """Return the outputs that later segments used and what they left: nothing for the last.
 
-        Keys and values are forgotten with it, for this segment was the last to need them.
+        Both are forgotten, with the keys and values, which nobody needs any more.
         """
-        grads = self.own.grads
-        self.own.grads = []
+        grads, self.own.grads = self.own.grads, []
         self.own.tensors = ()
         return (list(self.own_outputs), grads) if grads else ([], [])
 
@@ -64,9 +58,7 @@ class Attended:
 def attend(
     segments: list[KeysValues], number: int, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, Attended]:
-    """Append the keys and values of segment `number`.
-
-    Return those of all segments so far, and what the backward needs.
+    """Append the keys and values of segment `number`; return those of all so far, and Attended.
 
     If they are here already, this is the forward computed again for the backward: then later
     segments have left gradients.

@@ -1,6 +1,4 @@
-"""What computes the end of a model that predicts further tokens.
-
-model/layers/multi_token.py says what that is.
+"""What computes the end of a model that predicts further tokens (model/layers/multi_token.py).
 
 A depth looks up the tokens that the depth before it predicts, whether these carry loss or not. A
 position has none where its row ends, or its document: its target is IGNORED, and its input any
@@ -46,10 +44,7 @@ class Depth(NamedTuple):
 
 @dataclass(eq=False)
 class MultiTokenHead:
-    """The head, and depth after depth; without targets, or gradients, the head alone.
-
-    weight: of each depth's loss.
-    """
+    """The head, and depth after depth; without gradients, the head alone. weight: of a depth's loss."""
 
     main: Sequence[Item]
     depths: Sequence[Depth]
@@ -64,9 +59,8 @@ class MultiTokenHead:
         microbatch = context.microbatch
         of_depths = []
         for depth, tokens, targets in zip(self.depths, microbatch.ahead, microbatch.further, strict=True):
-            there = replace(
-                context, microbatch=replace(microbatch, tokens=tokens.clamp(min=0), targets=targets)
-            )
+            further = replace(microbatch, tokens=tokens.clamp(min=0), targets=targets)
+            there = replace(context, microbatch=further)
             token, of_lookup = yield from forward(depth.lookup, None, there)
             x, of_join = yield from depth.join.forward((x, token), there)
             x, of_block = yield from forward(depth.block, x, there)

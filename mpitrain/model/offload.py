@@ -89,7 +89,7 @@ class OffloadedStorage:
             host.leaving(self)
 
     def leave(self) -> None:
-        """Free the device's memory, if nobody has asked for it: what is computed next waits for the copy."""
+        """Free the device's memory, unless it was asked for; what is computed next waits for the copy."""
         if self._leaving is not None:
             self._host.compute.wait(self._gone)
             self._leaving = None
@@ -175,7 +175,7 @@ class Shelf:
         return OffloadedTensor(parcel, tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def fetch(self, block: int) -> None:
-        """Fetch what a block left, whose backward begins; start fetching what the one before left."""
+        """Fetch what a block left whose backward begins; start to fetch what the one before left."""
         here = self.parcels.pop(block, ())
         before = max((number for number in self.parcels if number < block), default=block)
         for parcel in (*here, *self.parcels.get(before, ())):

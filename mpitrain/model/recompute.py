@@ -1,6 +1,5 @@
-"""Activation recomputation (activation checkpointing, arXiv:1604.06174).
-
-The forward of a block runs again in its backward, instead of keeping what it left.
+"""Activation recomputation (activation checkpointing, arXiv:1604.06174): the forward of a block
+runs again in its backward, instead of keeping what it left.
 
     forward   x --> [ block | block | block ] -->  only x is kept
     backward  x --> [ block | block | block ]      the same walk again, with the same messages

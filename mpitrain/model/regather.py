@@ -16,7 +16,6 @@ backward for inputs (I) the gathered input stays until the one for weights (W).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -32,8 +31,7 @@ class Regather:
     """norm | gather | inner, whose backward gathers the output of the norm again.
 
     norm: None: the input of the item is gathered.
-    inner: the first of it computes products of what is gathered.
-    dim: of the gather.
+    inner: the first of it computes products of what is gathered, along `dim`.
     """
 
     def __init__(self, norm: NormSegment | None, inner: Sequence[Item], axis: Axis, dim: int):
@@ -57,7 +55,9 @@ class Regather:
         """Return the gradient of the input. Weight gradients are handed over with their input."""
         kept, of_inner, regathered = saved
         held: list[WeightGradients] = []
-        gathering = Begun(self.gather.forward(self._slice(kept), Context()))
+        own = opened(kept) if self.norm is None else self.norm.repeat(kept)  # as it was gathered
+        gathering = Begun(self.gather.forward(own, Context()))
+        del own
         grad = yield from backward(self.inner, of_inner, grad_of_output, held.append)
         whole, _ = yield from gathering.rest()
         regathered.arrive(whole)
@@ -66,7 +66,3 @@ class Regather:
             later(gradients)
         grad = yield from self.gather.backward(None, grad, later)
         return grad if self.norm is None else (yield from self.norm.backward(kept, grad, later))
-
-    def _slice(self, kept: Any) -> torch.Tensor:
-        """Return what the forward has gathered of this rank."""
-        return opened(kept) if self.norm is None else self.norm.repeat(kept)

@@ -13,11 +13,10 @@ class Rotary:
     """Rotary position embedding of heads, halves rotated, tables for the positions [T] of this rank.
 
     length: of the whole sequence, on all ranks.
-    ordered: rows may be in an order of their own (Microbatch.order), as those with documents are: the tables
-    are those of all positions.
+    ordered: rows may be in an order of their own (Microbatch.order): tables are of all positions.
 
-    Features after the first `rope.width` stay as they are.
-    Only distances show in the scores: positions needn't start anew with each document.
+    Features after the first `rope.width` stay as they are. Only distances show in the scores:
+    positions needn't start anew with each document.
     """
 
     def __init__(
@@ -52,36 +51,26 @@ class Rotary:
     ) -> torch.Tensor:
         """Return x turned by its positions, by -1 turned back; outside of autograd."""
         here = slice(start, start + x_BHTC.shape[-2])
-        at = self._places(here, order)
+        at = here if self._here is None else self._here[here]  # in the tables, [T]
+        if self._here is not None and order is not None:
+            at = order[:, None, at]  # [B, 1, T]
         return self.functions.turned(x_BHTC, self.cos[at], self.sin[at], sense)
-
-    def _places(self, here: slice, order: torch.Tensor | None) -> slice | torch.Tensor:
-        """Return where in the tables positions are, [T], or [B, 1, T] of rows in an order of their own."""
-        if self._here is None:
-            return here
-        positions_T = self._here[here]
-        return positions_T if order is None else order[:, None, positions_T]
 
 
 class _Turned(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, rotary: Rotary, *at):
+    def forward(ctx, x, rotary: Rotary, start: int, order: torch.Tensor | None):
         ctx.rotary = rotary
-        ctx.at = at
-        start, order = at
+        ctx.at = start, -1, order
         return rotary.turned(x, start, 1, order)
 
     @staticmethod
     def backward(ctx, grad_of_output):
-        start, order = ctx.at
-        return ctx.rotary.turned(grad_of_output, start, -1, order), None, None, None
+        return ctx.rotary.turned(grad_of_output, *ctx.at), None, None, None
 
 
 def rates(rope: Rope, length: int) -> torch.Tensor:
-    """Return by how much each pair of features turns from one position to the next, fp64 [C/2].
-
-    length: of the sequence.
-    """
+    """Return by how much each pair of features turns a position, fp64 [C/2]. length: of a sequence."""
     theta = rope.theta if rope.dynamic is None else _grown(rope.theta, rope.width, rope.dynamic, length)
     rates_C = theta ** (-torch.arange(0, rope.width, 2, dtype=torch.float64) / rope.width)
     if rope.llama3 is not None:
@@ -102,9 +91,8 @@ def rates(rope: Rope, length: int) -> torch.Tensor:
     first = max(first, 0)
     last = min(last, rope.width - 1)
     # as transformers has it also where the last comes before the first: theta is small, or the length large
-    slowed = ((torch.arange(len(rates_C), dtype=torch.float64) - first) / ((last - first) or 1e-3)).clamp(
-        0, 1
-    )
+    pairs = torch.arange(len(rates_C), dtype=torch.float64)
+    slowed = ((pairs - first) / ((last - first) or 1e-3)).clamp(0, 1)
     return rates_C * (1 - slowed) + rates_C / rope.factor * slowed
 
 

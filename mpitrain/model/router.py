@@ -14,9 +14,7 @@ import torch
 from mpitrain.kernels.engine import gradients
 from mpitrain.plan.declared.resolved import ResolvedExperts as Settings
 
-# DeepSeek-V3's inference/model.py adds it to the sum of the chosen scores, which sigmoids can make
-# 0
-LITTLE = 1e-20
+LITTLE = 1e-20  # DeepSeek-V3's inference/model.py adds it to a sum of chosen scores, which can be 0
 
 
 class Chosen(NamedTuple):
@@ -28,10 +26,7 @@ class Chosen(NamedTuple):
 
 
 def choose(logits_NE: torch.Tensor, bias_E: torch.Tensor | None, settings: Settings) -> Chosen:
-    """Choose the K experts of the highest scores; of equal ones, those of lower number.
-
-    bias: added to scores that choose, only.
-    """
+    """Choose the K experts of the highest scores and bias; of equal ones, those of lower number."""
     scores = score(logits_NE, settings)
     sought = scores if bias_E is None else scores + bias_E.to(scores.dtype)
     if settings.groups_active < settings.groups:
@@ -42,11 +37,8 @@ def choose(logits_NE: torch.Tensor, bias_E: torch.Tensor | None, settings: Setti
 
 
 def num_choices(experts: torch.Tensor, count: int) -> torch.Tensor:
-    """Return how often each of `count` experts stands in `experts` [any].
-
-    A GPU's bincount has the host wait for the largest of them.
-    """
-    if not experts.is_cuda:
+    """Return how often each of `count` experts stands in `experts` [any]."""
+    if not experts.is_cuda:  # else the host would wait for the largest of them
         return torch.bincount(experts, minlength=count)
     bounds = torch.arange(count + 1, device=experts.device)
     return torch.searchsorted(experts.sort().values, bounds).diff()
@@ -66,10 +58,8 @@ def weigh(logits_NE: torch.Tensor, experts_NK: torch.Tensor, settings: Settings)
 
 
 def _best_group_scores(scores_NE: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Return scores that are -inf but for experts of the best groups.
-
-    A group is as good as the sum of its two best experts (DeepSeek-V3, arXiv:2412.19437, section
-    2.1.2).
+    """Return scores, -inf but in the best groups: by the sum of two best experts of each
+    (DeepSeek-V3, arXiv:2412.19437, section 2.1.2).
     """
     grouped = scores_NE.unflatten(-1, (settings.groups, -1))
     of_group = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)
@@ -104,20 +94,15 @@ class Statistics:
 
 
 def statistics(chosen: Chosen, settings: Settings, rows: int, dropped: int) -> Statistics:
-    """Return the Statistics of the tokens that are here.
-
-    rows: sequences that are balanced each by itself, or 1.
-    dropped: choices of these tokens that nobody computes.
-    """
+    """Return the Statistics of the tokens that are here. rows, dropped: as there."""
     scores = _parts(chosen.logits, settings)
     counts = torch.zeros(rows, settings.count, dtype=scores.dtype, device=scores.device)
     by_row = chosen.experts.view(rows, -1)
     counts.scatter_add_(1, by_row, torch.ones_like(by_row, dtype=scores.dtype))
     rest = scores.new_full((2,), dropped)
     rest[0] = _z(chosen.logits)
-    return Statistics(
-        torch.cat([counts.flatten(), scores.view(rows, -1, settings.count).sum(1).flatten(), rest]), rows
-    )
+    sums = scores.view(rows, -1, settings.count).sum(1)
+    return Statistics(torch.cat([counts.flatten(), sums.flatten(), rest]), rows)
 
 
 def balance_loss(shares: torch.Tensor, scores: torch.Tensor, settings: Settings) -> torch.Tensor:
@@ -137,10 +122,7 @@ def z_loss(z: torch.Tensor, settings: Settings) -> torch.Tensor:
 def grad_of_logits(
     chosen: Chosen, grad_of_weights: torch.Tensor, shares: torch.Tensor, scale: float, settings: Settings
 ) -> torch.Tensor:
-    """Return the gradient of the logits, [n, E].
-
-    It comes from that of the weights, [n, K], and from the losses times `scale`.
-    """
+    """Return the gradient of logits [n, E], by that of weights [n, K] and the losses times `scale`."""
     with torch.enable_grad():
         logits = chosen.logits.detach().requires_grad_()
         weights = weigh(logits, chosen.experts, settings)

@@ -1,4 +1,4 @@
-"""A local segment of a block: an autograd graph that its forward builds, and its backward differentiates.
+"""A local segment of a block: its forward builds an autograd graph, its backward differentiates it.
 
 Weight gradients of matrix products don't go through autograd: the graph leaves (input, gradient of
 output) pairs behind, and the products are added straight into the gradient buffer, then or later.
@@ -57,7 +57,7 @@ class _Plus(torch.autograd.Function):
 
 
 class Tape:
-    """What the backward of a segment leaves: gradients of vectors, and factors of those of matrices.
+    """What a segment's backward leaves: gradients of vectors, and factors of those of matrices.
 
     selective: what norms, attention and the gated product make isn't kept, but made again. Then the
     functions of these return how.
@@ -147,7 +147,7 @@ class Tape:
     def attention(
         self, qkv: tuple[torch.Tensor, ...], request: AttentionRequest, sinks: Parameter | None, again: bool
     ) -> tuple[torch.Tensor, Again | None]:
-        """Return attention [B, H, T, C], and how to make it again, if asked. sinks: of `request`."""
+        """Return attention [B, H, T, C], and, if asked, how to remake it. sinks: of `request`."""
         again = again and self.selective
         return attention_functions.attention(*qkv, request, again, self.selective, sinks, self.small)
 

@@ -1,6 +1,5 @@
-"""Selective activation recomputation: functions whose result is computed again instead of being kept.
-
-Norm and the gated product of the feed-forward; attention is in attention_functions.py.
+"""Selective activation recomputation: functions whose result is computed again, not kept: norm and
+the gated product of the feed-forward; attention is in attention_functions.py.
 
 Each has `again(node)`: the result once more, from what its node in the graph saved. The product
 that follows asks for it in the backward, before the node's own turn comes; what was made is held
@@ -18,8 +17,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 class Norm(torch.autograd.Function):
     """RMSNorm (arXiv:1910.07467), with a bias LayerNorm (arXiv:1607.06450); a backward of its own.
 
-    again: keep the input, not what has the norm 1; if the input is kept by nobody else, nothing is
-    won.
+    again: keep the input, not what has the norm 1: of use where another keeps the input, too.
     """
 
     @staticmethod

@@ -25,10 +25,7 @@ from mpitrain.parallel.zero.parameters import Parameter
 
 
 class SavedNorms(NamedTuple):
-    """Of queries and of keys: what has the norm 1 [B, T, F], and its factors [B, T, 1].
-
-    start, order: a position, and the microbatch's order.
-    """
+    """Of queries and of keys: what has the norm 1 [B, T, F], its factors [B, T, 1]; positions."""
 
     units: tuple[torch.Tensor, ...]
     scales: tuple[torch.Tensor, ...]
@@ -38,9 +35,9 @@ class SavedNorms(NamedTuple):
 
 @dataclass(eq=False)
 class WidthNorms:
-    """norm(q), norm(k) and v, head by head and turned by their positions.
+    """norm(q), norm(k) and v, head by head and turned by their positions. Collective over tp.
 
-    Collective over tp. norms: weights of the features here.
+    norms: weights of the features here.
     """
 
     norms: Sequence[Parameter]
@@ -50,10 +47,8 @@ class WidthNorms:
 
     def forward(self, x: tuple[torch.Tensor, ...], context: Context) -> Walk:
         *inputs, v_BTF = x
-        exact = [wide_x.to(wide(wide_x.dtype)) for wide_x in inputs]
-        squares = torch.stack(
-            [wide_x.square().sum(-1) / norm.spec.copies for wide_x, norm in zip(exact, self.norms)]
-        )
+        exact = [x.to(wide(x.dtype)) for x in inputs]
+        squares = torch.stack([x.square().sum(-1) / norm.spec.copies for x, norm in zip(exact, self.norms)])
         totals = (yield all_reduce(squares, self.axis)).unsqueeze(-1)
         units, scales, heads = [], [], []
         order = context.microbatch.order
@@ -66,27 +61,21 @@ class WidthNorms:
         saved = SavedNorms(tuple(units), tuple(scales), context.start, order)
         return (*heads, self._heads(v_BTF)), context.keeping.put(saved) if torch.is_grad_enabled() else None
 
-    def backward(
-        self,
-        saved: SavedNorms,
-        grad_of_output: tuple[torch.Tensor, ...],
-        later: Later,
-    ) -> Walk:
+    def backward(self, saved: SavedNorms, grad_of_output: tuple[torch.Tensor, ...], later: Later) -> Walk:
         units, scales, start, order = restored(saved)
         *grads, of_v = grad_of_output
         flat = [self._turned(grad, start, -1, order).transpose(1, 2).flatten(-2) for grad in grads]
         products = [grad * unit for grad, unit in zip(flat, units)]
         kind = scales[0].dtype
-        along = torch.stack(
-            [product.to(kind) @ norm.data.to(kind) for product, norm in zip(products, self.norms)]
-        )
+        along = torch.stack([x.to(kind) @ norm.data.to(kind) for x, norm in zip(products, self.norms)])
         totals = (yield all_reduce(along, self.axis)).unsqueeze(-1)
         input_grads = []
         for grad, unit, scale, total, norm in zip(flat, units, scales, totals, self.norms):
             share = total / (norm.spec.whole[0] * norm.spec.copies)
             input_grads.append(((grad * norm.data - unit * share) * scale).to(grad.dtype))
-        small = [(norm, product.flatten(0, -2).sum(0)) for norm, product in zip(self.norms, products)]
-        later(WeightGradients([Addend(*product_of_norm) for product_of_norm in small]))
+        sums = [product.flatten(0, -2).sum(0) for product in products]
+        later(WeightGradients(list(map(Addend, self.norms, sums))))
+
         return (*input_grads, of_v.transpose(1, 2).flatten(-2))
 
     def _heads(self, x_BTF: torch.Tensor) -> torch.Tensor:

@@ -1,5 +1,5 @@
-"""Load balancing without a loss: the bias of each expert, from the loads that are counted. Gradients
-of both are how many tokens of a step have chosen each expert.
+"""Load balancing without a loss: the bias of each expert, from the loads that are counted.
+Gradients of both are how many tokens of a step have chosen each expert.
 
     load  the share of all choices that went to each expert in the last step
     bias  of the scores that choose: up for an expert with less than the mean load, down for one
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def inequality(loads: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the coefficient of variation of loads, and their entropy as a share of the greatest."""
+    """Return the coefficient of variation of loads, and their entropy as a share of the most."""
     shares = loads.double() / loads.sum()
     entropy = -torch.xlogy(shares, shares).sum() / math.log(max(2, len(shares)))
     return {"load_cv": (shares * len(shares) - 1).square().mean().sqrt(), "load_entropy": entropy}

@@ -33,7 +33,7 @@ class LossScale:
         self.value, self.steps = saved
 
     def resume(self, saved: list[float], compute: str) -> None:
-        """Take a state that was saved with precision.compute = `compute`; begin anew if it had no scale."""
+        """Take a state saved with precision.compute = `compute`; begin anew if that had no scale."""
         self.state = saved if self.dynamic and compute == "fp16" else self._first
 
     def update(self, skipped: bool) -> None:

@@ -127,7 +127,7 @@ class MatrixRound:
         return all_to_all_v(self._joined(sent), self._to, self._from, self._axis)
 
     def whole(self, received: torch.Tensor) -> torch.Tensor | None:
-        """Return this rank's matrix, if any, in new memory: a product's bits can tell its address."""
+        """Return this rank's matrix, if any, in new memory: a product's bits can depend on where."""
         if self._spec is None:
             return None
         return torch.cat(list(received.view(-1, *self._spec.shape)), self._dim)

@@ -21,7 +21,7 @@ CHUNK_GPU = 2**24
 
 
 class UpdateBatch(NamedTuple):
-    """Tensors to update, of one type: weights, gradients, and of each kind of moment one for each."""
+    """Tensors to update, of one type: weights, gradients, and one of each kind of moment for each."""
 
     weights: list[torch.Tensor]
     grads: list[torch.Tensor]

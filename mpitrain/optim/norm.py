@@ -1,5 +1,5 @@
-"""The global gradient norm, by which mpitrain/actor/update.py clips: the same bits in every pipeline
-layout and however the gradients are sharded.
+"""The global gradient norm, by which mpitrain/actor/update.py clips: the same bits in every
+pipeline layout and however the gradients are sharded.
 
 Squares are summed block by block of each parameter, on the rank that has the block, and the sums of
 blocks are then added exactly: in whichever order and grouping they meet. An exact sum is a few
@@ -47,8 +47,8 @@ def squares(grads: Iterable[torch.Tensor]) -> list[float]:
 
 
 def summed(numbers: torch.Tensor) -> list[float]:
-    """Return PARTS or fewer numbers with the exact sum of `numbers`, [n] in fp64 and none negative; one
-    nan if it isn't finite.
+    """Return PARTS or fewer numbers with the exact sum of `numbers`, [n] in fp64 and none negative;
+    one nan if it isn't finite.
 
     n: at most 2^31. Computed where `numbers` are, in any order; from there come as many integers as
     a sum has digits.
@@ -94,7 +94,7 @@ def _add_by_product(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: 
 
 
 def _floats(total: int) -> list[float]:
-    """Return `total` * 2^-1074 as numbers, each the nearest to what those before leave; nan beyond."""
+    """Return `total` * 2^-1074 as numbers, each the nearest to what those before leave, or nan."""
     parts = []
     try:
         while total:

@@ -1,5 +1,5 @@
-"""`memory.offload = "optimizer"`: master weights and moments are in host memory, and are updated there
-(ZeRO-Offload, arXiv:2101.06840).
+"""`memory.offload = "optimizer"`: master weights and moments are in host memory, and are updated
+there (ZeRO-Offload, arXiv:2101.06840).
 
     device  gradients, summed, scaled  all copied to the host, in the order of the loads  weights, narrow
                         |  ^

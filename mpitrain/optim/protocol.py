@@ -23,7 +23,7 @@ class Optimizer(Protocol):
         """Update the weights of the pieces from their gradients, which stay as they are."""
 
     def moments(self, piece: ParameterShard) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name in a checkpoint, tensor) of what is kept of a piece; zeros before the first step."""
+        """Yield (name in a checkpoint, tensor) of what is kept of a piece; zeros at first."""
 
     def set_step(self, num_updates: int) -> None:
         """Set the number of updates made so far."""
@@ -34,8 +34,8 @@ class OptimizerParts:
     """kind: what the optimiser declares.  settings: resolved.  pieces: what this rank updates.
 
     seed: of the random bits that round moments.
-    rounds, device: for a kind that needs whole matrices: who has which and who computes it, and where
-    gradients are. Pieces can be in host memory, whose processor is no match for matrix products.
+    rounds, device: for a kind that needs whole matrices: who has which and who computes it, and
+    where gradients are: pieces can be in host memory, whose processor is too slow for products.
     """
 
     kind: OptimizerKind

@@ -90,7 +90,7 @@ def _letter(blocks: str | None, number: int) -> str:
 
 
 def _rope(config: ResolvedConfig, windowed: bool) -> Rope | None:
-    """Return the rotary positions of a block, if the family has any; with a window of their own theta."""
+    """Return the rotary positions of a block, or None; with a window, of a theta of their own."""
     own = config.attention
     if own.theta is None:
         return None

@@ -22,7 +22,7 @@ LIMIT = 7.0
 
 
 def _gpt_oss(config: ResolvedConfig) -> ModelLayers:
-    """Return the layers of a model. Raises ConfigError where the biases of experts can't be divided."""
+    """Return the layers of a model. Raises ConfigError if the biases of experts can't be divided."""
     model = config.model
     etp = config.parallel.etp
     if model.width % etp:

@@ -21,7 +21,7 @@ ENDS = {
 
 
 def in_block(names: Mapping[str, Form]) -> dict[str, Form]:
-    """Return names of weights of a block, with the block's in front; that of a Stored is whole already."""
+    """Return names of weights of a block, its own in front; that of a Stored is whole already."""
     return {
         f"blocks.{{block}}.{ours}": f"{BLOCK}{theirs}" if isinstance(theirs, str) else theirs
         for ours, theirs in names.items()

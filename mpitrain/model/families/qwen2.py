@@ -1,5 +1,5 @@
-"""Qwen2 and Qwen2.5 (arXiv:2407.10671, section 2.2; 2412.15115, section 2): Llama whose queries, keys
-and values have biases; later blocks can have a window.
+"""Qwen2 and Qwen2.5 (arXiv:2407.10671, section 2.2; 2412.15115, section 2): Llama whose queries,
+keys and values have biases; later blocks can have a window.
 """
 
 from functools import partial

@@ -1,5 +1,5 @@
-"""Qwen3 (arXiv:2505.09388, section 2): Llama with heads as wide as one likes, whose queries and keys
-are normed; dense, or with experts.
+"""Qwen3 (arXiv:2505.09388, section 2): Llama with heads as wide as one likes, whose queries and
+keys are normed; dense, or with experts.
 """
 
 from functools import partial

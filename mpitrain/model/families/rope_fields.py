@@ -16,7 +16,7 @@ KINDS = {"w": "sliding_attention", "f": "full_attention"}  # by our letters
 
 @dataclass(frozen=True)
 class RopeField:
-    """Rotary positions, the same in all blocks. theta, default: the class's, as in Fields.rope()."""
+    """Rotary positions, alike in all blocks. theta, default: the class's, as in Fields.rope()."""
 
     theta: float
     default: dict[str, Any] | None = None

@@ -50,11 +50,12 @@ class Muon:
         self._rounds = parts.rounds
         self._device = parts.device
         self._num_updates = 0
-        # those between two layers, as in optim/matrices.py: frozen ones aren't given to an optimiser
-        self._pieces = {piece.spec.name: piece for piece in parts.pieces if piece.spec.group == "matrix"}
+        # as in optim/matrices.py: no optimiser is given frozen ones
+        hidden = [piece for piece in parts.pieces if piece.spec.group == "matrix"]
+        self._pieces = {piece.spec.name: piece for piece in hidden}
         narrow = settings.moments == "bf16"
         names = parts.moments("matrix")
-        self._momentum = Moments(list(self._pieces.values()), names, narrow=narrow, seed=parts.seed)
+        self._momentum = Moments(hidden, names, narrow=narrow, seed=parts.seed)
         others = [piece for piece in parts.pieces if piece not in self._momentum]
         self._adamw = adamw.build(replace(parts, pieces=others))
 
@@ -107,8 +108,9 @@ class Muon:
             self._pieces[name].weight.mul_(1 - lr * self._settings.decay).sub_(result, alpha=lr)
 
     def moments(self, piece: "ParameterShard") -> "Iterator[tuple[str, torch.Tensor]]":
-        """Yield ("muon/momentum", tensor) of a part of a hidden matrix; AdamW's moments of others."""
-        yield from self._momentum.of(piece) if piece in self._momentum else self._adamw.moments(piece)
+        """Yield ("muon/momentum", tensor) of a part of a hidden matrix; of others AdamW's moments."""
+        own = self._momentum.of(piece) if piece in self._momentum else self._adamw.moments(piece)
+        yield from own
 
     def set_step(self, num_updates: int) -> None:
         """Set the number of updates so far: for bias corrections, and the rounding of moments."""
