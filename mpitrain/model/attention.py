@@ -36,9 +36,8 @@ def attended(
 ) -> list[Item]:
     """Return projection, attention proper and output, with what tp sends before and after them.
 
-    With context parallelism attention is a segment, an exchange of keys and values, and a segment.
-    With `by_chunks` projection and output are chunk by chunk, and the attention proper is between
-    them.
+    With context parallelism attention is a segment, an exchange of keys and values, and a segment;
+    with `by_chunks` projection and output are chunk by chunk, the attention proper between them.
 
     heads: of this rank.
     over_tp: norms of all heads together, after a projection that leaves them out.
@@ -108,9 +107,8 @@ class Projection(Segment):
 
 @dataclass(eq=False)
 class Output(Segment):
-    """AttentionSegment's result [B, H, T, C] back to the width of the model.
-
-    value_width: features of a head that are values; None: all.
+    """AttentionSegment's result [B, H, T, C] back to the width of the model. value_width: features of
+    a head that are values; None: all.
     """
 
     output: Parameter
@@ -179,7 +177,6 @@ class Core(Segment):
 @dataclass(eq=False)
 class AttentionSegment(Segment):
     """output(attention(norm(x))) in one segment; with tensor parallelism of some heads: partial.
-
     projection: None: x is queries, keys and values.
     """
 

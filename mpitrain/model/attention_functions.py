@@ -95,7 +95,6 @@ def _seen(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 class AttendIn16Bits(torch.autograd.Function):
     """Attention in 16 bits on a CPU, of which queries, keys and values are kept, and not the result.
-
     selective: nor are the probabilities of short sequences.
     """
 

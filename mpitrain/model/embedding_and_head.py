@@ -53,17 +53,13 @@ class LogitLimits(NamedTuple):
 
 
 class RowGradients(NamedTuple):
-    """Gradients [B, T, D] of rows of a table that are still to be added.
-
-    rows: [B, T]; or [T], alike in all sequences and in memory anyway.
-    """
+    """Gradients [B, T, D] to be added to rows [B, T] of a table, or [T]: those are kept anyway."""
 
     weight: Parameter
     rows: torch.Tensor
     grads: torch.Tensor
 
     def add(self) -> None:
-        """Add them to their buffer."""
         total = self.weight.grad
         if self.rows.dim() == 1:
             grads = self.grads.sum(0, dtype=total.dtype)
@@ -72,7 +68,6 @@ class RowGradients(NamedTuple):
         total.index_add_(0, self.rows.flatten(), grads)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is held for them."""
         yield from (self.grads,) if self.rows.dim() == 1 else (self.rows, self.grads)
 
 

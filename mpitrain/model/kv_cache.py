@@ -52,11 +52,7 @@ class SlotTensors:
 
 
 class KeyValueCache:
-    """What the attention layers keep of a text.
-
-    capacity: its longest length.
-    length: tokens that are in it.
-    """
+    """What the attention layers keep of a text of at most `capacity` tokens. length: those in it."""
 
     def __init__(self, capacity: int):
         self.capacity = capacity

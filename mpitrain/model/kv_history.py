@@ -80,10 +80,7 @@ def mask(
     begin: int, end: int, documents_BT: torch.Tensor | None, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return what is added to the scores of positions [begin, end) with all keys up to there: -inf
-    where a key may not be seen.
-
-    documents_BT: attention stays within each, if given. [queries, keys], or [B, 1, queries, keys]
-    with documents.
+    where a key may not be seen, [queries, keys]; [B, 1, queries, keys] with documents, each apart.
     """
     seen = torch.ones(end - begin, end, dtype=torch.bool, device=device).tril(begin)
     if documents_BT is not None:

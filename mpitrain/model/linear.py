@@ -24,23 +24,18 @@ Recompute = Callable[[], torch.Tensor] | RegatheredInput | None
 
 @dataclass
 class WeightGradient:
-    """Weight gradients that are still to be added.
-
-    parameters: all have the input x [N, K].  grads: [N, outputs], one for each.
-    """
+    """Weight gradients to be added: all of the input x [N, K]. grads: [N, outputs], one for each."""
 
     parameters: tuple[Parameter, ...]
     x: torch.Tensor | RegatheredInput
     grads: Sequence[torch.Tensor]
 
     def add(self) -> None:
-        """Add them to their buffers."""
         for parameter, grad in zip(self.parameters, self.grads):
             total, first = parameter.sum_and_first()
             add_product(total, grad, arrived(self.x), parameter.rounded, first)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is held for it."""
         yield arrived(self.x)
         yield from self.grads
 
@@ -98,12 +93,10 @@ class Fp8WeightGradient:
     grad_of_output: fp8.Quantised
 
     def add(self) -> None:
-        """Add it to its buffer."""
         dtype = self.parameter.grad.dtype
         self.parameter.grad += fp8.multiply(self.grad_of_output.t(), arrived(self.x), dtype)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is held for it."""
         yield from (*arrived(self.x), *self.grad_of_output)
 
 
@@ -163,10 +156,7 @@ class Fp8Products(torch.autograd.Function):
 
 @dataclass
 class GroupedProduct:
-    """Weight gradients of experts that are still to be added.
-
-    parameter: [E, Y, X], with the input x [N, X] and grad [N, Y] of the output.
-    """
+    """Weight gradients of experts to be added: [E, Y, X], of the input x [N, X] and grad [N, Y]."""
 
     parameter: Parameter
     x: torch.Tensor
@@ -174,10 +164,8 @@ class GroupedProduct:
     sizes: Sequence[int]
 
     def add(self) -> None:
-        """Add them to their buffers."""
         add_grouped(self.parameter.grad, self.grad, self.x, self.sizes, self.parameter.rounded)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield what is held for it."""
         yield self.x
         yield self.grad

@@ -9,9 +9,7 @@ from mpitrain.parallel.walk import Later, Walk
 
 
 class ResidualDropout:
-    """Dropout of the positions of this rank of cp, and of tp if that divides them.
-
-    It is written by hand: the backward makes the mask again, and nothing is kept.
+    """Dropout of the positions of this rank; the backward makes the mask again, and nothing is kept.
 
     block, number: the block, and which of its dropouts it is (plan/declared/dropout_sites.py).
     """

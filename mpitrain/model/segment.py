@@ -91,7 +91,6 @@ class Tape:
         """Return x @ parameter.T for each parameter; their gradients are deferred.
 
         recompute: makes x again, or will have it, so that it needn't be kept.
-        fp8_products: multiply in fp8.
         """
         if fp8_products:
             return linear.Fp8Products.apply(x, parameters, self.deferred, recompute, self.functions.quantise)
@@ -106,10 +105,7 @@ class Tape:
     def norm(
         self, x: torch.Tensor, parameter: Parameter, bias: Parameter | None = None, again: bool = False
     ) -> torch.Tensor:
-        """Return RMSNorm(x) with the weight `parameter`; with a bias, LayerNorm(x).
-
-        again: keep x, so that the result can be made again.
-        """
+        """Return RMSNorm(x), with a bias LayerNorm(x). again: keep x, to make the result again."""
         if not self.records:
             return selective.normed(x, parameter, bias, self.functions)[0]
         return selective.Norm.apply(x, parameter, bias, self.small, again, self.functions)

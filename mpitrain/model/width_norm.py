@@ -36,7 +36,6 @@ class SavedNorms(NamedTuple):
 @dataclass(eq=False)
 class WidthNorms:
     """norm(q), norm(k) and v, head by head and turned by their positions. Collective over tp.
-
     norms: weights of the features here.
     """
 

@@ -32,9 +32,7 @@ def inequality(loads: torch.Tensor) -> dict[str, torch.Tensor]:
 
 class Balanced:
     """An optimiser of what is trained, and beside it the rules of what isn't: frozen weights
-    (optimizer.frozen) stay, and of them nothing is kept.
-
-    rate: how far a bias moves in a step.
+    (optimizer.frozen) stay, and of them nothing is kept. rate: how far a bias moves in a step.
     """
 
     def __init__(self, trained: "Optimizer", counted: list[ParameterShard], rate: float):
@@ -43,7 +41,6 @@ class Balanced:
         self._rate = rate
 
     def step(self, lr: float) -> None:
-        """Update all weights."""
         self._trained.step(lr)
         for piece in self._counted:
             if piece.spec.group == "load":
@@ -63,5 +60,4 @@ class Balanced:
         return self._trained.num_bytes
 
     def set_step(self, num_updates: int) -> None:
-        """Set the number of updates made so far."""
         self._trained.set_step(num_updates)

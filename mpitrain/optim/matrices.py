@@ -119,10 +119,7 @@ class MatrixRound:
         self._axis.progress.poll()
 
     def gather(self, parts: Mapping[str, torch.Tensor]) -> Pending:
-        """Start sending this rank's parts, which are flat, to those that were dealt the matrices.
-
-        Collective over the axis.
-        """
+        """Start sending this rank's flat parts to those that were dealt the matrices; collective."""
         sent = [parts[name] for name, part in self.held.items() if _sent(part)]
         return all_to_all_v(self._joined(sent), self._to, self._from, self._axis)
 
@@ -133,10 +130,7 @@ class MatrixRound:
         return torch.cat(list(received.view(-1, *self._spec.shape)), self._dim)
 
     def scatter(self, result: torch.Tensor | None) -> Pending:
-        """Start sending what became of the matrix back to those that have parts of it, each copy.
-
-        Collective over the axis.
-        """
+        """Start sending a result back to all that have parts of it, each copy; collective."""
         boxes = [] if result is None else result.split(self._spec.shape[self._dim], self._dim)
         copies = [box.flatten() for box in boxes for _ in range(self._spec.copies)]
         return all_to_all_v(self._joined(copies), self._back_to, self._back_from, self._axis)

@@ -52,8 +52,6 @@ class Moments:
         self, num_updates: int, pieces: Sequence[ParameterShard] | None = None
     ) -> Iterator[UpdateBatch]:
         """Yield what to update of some pieces, or all. Moments are kept when the next is asked for.
-
-
         num_updates: made so far.
         """
         pieces = self._pieces if pieces is None else pieces

@@ -31,10 +31,8 @@ AT_ONCE = 2**16  # numbers; a dozen times as much memory, on a GPU a hundred tim
 
 def squares(grads: Iterable[torch.Tensor]) -> list[float]:
     """Return PARTS or fewer numbers with the exact sum of the squares of all blocks of flat
-    gradients, each begun with a block.
-
-    The last block of each may be short. A block's norm is taken in the precision of the gradients,
-    all the rest is fp64.
+    gradients, each begun with a block; the last may be short. A block's norm is taken in the
+    precision of the gradients, all the rest is fp64.
     """
     norms = []
     for grad in grads:
@@ -81,7 +79,7 @@ def _add_one_by_one(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: 
 
 
 def _add_by_product(digit: torch.Tensor, parts: tuple[torch.Tensor, ...], sums: torch.Tensor) -> None:
-    """Do the same by a product with zeros and ones, in fp64: a sum of AT_ONCE parts has 48 bits.
+    """Do the same by a product with zeros and ones: exact in fp64, for AT_ONCE parts have 48 bits.
 
     A GPU that has to be deterministic would sort what it adds one by one, and add thousands to one
     digit in a row.

@@ -74,8 +74,7 @@ class Offloaded:
     def step(self, lr: float) -> None:
         """Update the weights of the pieces, in host memory, from their gradients on the device.
 
-        When it returns all gradients have been copied, and with them all is over that was queued on
-        the device before.
+        At its end these are copied, and all is over that was queued on the device before.
         """
         self._there.wait(self._streams.compute.record())
         arrivals = []

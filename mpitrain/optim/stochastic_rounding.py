@@ -46,9 +46,7 @@ def draw(seed: int, update: int, name: str, places: torch.Tensor) -> torch.Tenso
 
 
 def places(spec: Spec, begin: int, end: int, device: torch.device) -> torch.Tensor:
-    """Return where elements [begin, end) of a box are in the whole parameter, row by row, modulo
-    2**32: [N] int32.
-    """
+    """Return where elements [begin, end) of a box are in the whole, by rows, modulo 2**32: [N] int32."""
     if spec.shape[1:] == spec.whole[1:]:
         return torch.arange(end - begin, dtype=torch.int32, device=device).add_(_wrapped(spec.place(begin)))
     width = spec.shape[-1]

@@ -61,10 +61,11 @@ def with_ends(
 
 
 def attentions(config: ResolvedConfig, **more: Any) -> list[Attention]:
-    """Return the attention of each block, by its letters in window_blocks and rotary_blocks.
+    """Return each block's Attention, by its letters in window_blocks and rotary_blocks.
 
     more: fields of Attention.
     """
+
     model, own = config.model, config.attention
     fields = dict(
         eps=model.eps,

@@ -38,10 +38,7 @@ class OfKey:
 
 @dataclass(frozen=True)
 class Whole(OfKey):
-    """A whole number. other: another name of the field.
-
-    null: what null means. or_null: 0 is written as null.
-    """
+    """A whole number. other: another name. null: its meaning. or_null: 0 is written as null."""
 
     least: int = 1
     most: int = MOST
@@ -205,9 +202,8 @@ class HeadWidth:
 
 @dataclass(frozen=True)
 class Biases:
-    """Whether the products of attention have biases.
-
-    where: "all" with that of the output, or "qkv". unlike: why the other can't be written.
+    """Whether the products of attention have biases. where: "all" with that of the output, or "qkv".
+    unlike: why the other can't be written.
     """
 
     where: str = "all"

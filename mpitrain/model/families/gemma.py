@@ -74,10 +74,7 @@ class NoCaps(ConfigField):
 
 
 class WindowsByPattern(Windows):
-    """Windows; where layer_types is absent, by sliding_window_pattern.
-
-    5.x writes that with a line in front.
-    """
+    """Windows; where layer_types is absent, by sliding_window_pattern, in 5.x after an underscore."""
 
     def read(self, fields: Fields) -> None:
         fields.take_no_notice("_sliding_window_pattern")

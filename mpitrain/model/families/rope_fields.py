@@ -50,10 +50,7 @@ def _give_scaling(fields: Fields, name: str, rope: dict[str, Any]) -> None:
     if kind != "dynamic" and rope["factor"] == 1 and rope.get("attention_factor", 1) == 1:
         return  # the same as none
     if kind == "llama3":
-        for key in ("low_freq_factor", "high_freq_factor"):
-            if key not in rope:
-                fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
-        _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
+        _require_llama3(fields, name, rope)
     if kind == "yarn":
         _give_mscale(fields, name, rope)
         rope = {**rope, **{field: rope.get(field) or value for field, value in OF_YARN.items()}}
@@ -94,6 +91,13 @@ def _with_length(fields: Fields, name: str, rope: dict[str, Any]) -> dict[str, A
 def _is_length(value: Any) -> bool:
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return whole and not isinstance(value, bool) and 1 <= value < 2**31
+
+
+def _require_llama3(fields: Fields, name: str, rope: dict[str, Any]) -> None:
+    for key in ("low_freq_factor", "high_freq_factor"):
+        if key not in rope:
+            fields.refuse(name, f"rope_type llama3 without {key}, which is needed")
+    _require_order(fields, name, rope["low_freq_factor"], rope["high_freq_factor"], "high_freq_factor")
 
 
 def _require_order(fields: Fields, name: str, low: float, high: float, of_high: str) -> None:

@@ -64,8 +64,7 @@ class Attention(Layer):
     normed_whole: those of all heads together have one, which tp divides (model/width_norm.py).
     dropout, residual_dropout: the shares that are dropped of the probabilities, and of what block
     `block` adds to the residual stream.
-    biased, biased_output: the products of queries, keys and values have a bias, and that of the
-    output.
+    biased, biased_output: products of queries, keys and values have a bias, and that of the output.
     head_width: of a head; 0: that of `rope`.
     scale: what scores are multiplied by; None: 1 / sqrt(width of a head).
     window: positions that a query sees, its own included; 0: all before it.
@@ -275,8 +274,7 @@ def kept_by_core(
 ) -> int:
     """Return what attention proper keeps for a position.
 
-    heads, kv_heads: of this rank.
-    value_width: of a head's result.
+    heads, kv_heads: of this rank. value_width: of a head's result.
     side_by_side: queries lie with the heads of a position side by side, whatever tp sends.
     by_tiles: by kernels/attention_tiles.py, as always with cp. Tiles, and torch's own
     attention, which is taken for all but bf16, keep the log-sum-exp and their result, and what the

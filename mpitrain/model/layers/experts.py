@@ -53,12 +53,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Experts(Layer):
-    """settings: resolved.
-
-    depth, eps: as in layers/attention.py.
-    biased: router and experts have biases.
-    activation, shared_activation: those of experts, and of shared ones
-    (kernels/activation_functions.py).
+    """settings: resolved.  depth, eps: as in layers/attention.py.  biased: router and experts are.
+    activation, shared_activation: of experts, and of shared ones (kernels/activation_functions.py).
 
     It tells its losses, a token; the choices that were dropped; and, once they are counted over all
     ranks (optim/expert_bias.py), how unequal loads are.

@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PostNorm(Layer):
-    """layer: the sublayer.
+    """layer: the sublayer.  width: of the residual stream.  kind: of the norm after.
 
     name: of its part of a block, `attention` or `ffn`; the norm is `name.post_norm.weight`.
-    width: of the residual stream.
-    kind: of the norm after.
     """
 
     layer: Layer

@@ -38,9 +38,8 @@ AHEAD = 8  # rounds under way: enough to keep the network busy, and no second co
 
 
 class Muon:
-    """The optimiser of one rank: Muon for hidden matrices, AdamW for the rest.
-
-    parts.rounds: who orthogonalises what, on parts.device.
+    """The optimiser of one rank: Muon for hidden matrices, AdamW for the rest. parts.rounds: who
+    orthogonalises what, on parts.device.
     """
 
     def __init__(self, parts: "OptimizerParts"):
@@ -60,9 +59,7 @@ class Muon:
         self._adamw = adamw.build(replace(parts, pieces=others))
 
     def step(self, lr: float) -> None:
-        """Update the weights of the pieces.
-
-        Collective over the axis of the rounds, whose ranks start everything in one order.
+        """Update the weights of the pieces. Collective over the axis of the rounds: one order on all.
 
         Parts are on their way while AdamW and then the round before are computed; rounds arrive in
         the order they are started in.
