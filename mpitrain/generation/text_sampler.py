@@ -1,7 +1,6 @@
 """Sample text from a checkpoint, perhaps a stranger's (docs/guides/security.md), without MPI."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from mpitrain.data.chat_template import (
     read_template_folder,
 )
 from mpitrain.data.tokenizer import Tokenizer, separator
-from mpitrain.data.tokens import DESCRIPTION, describe
+from mpitrain.data.tokens import DESCRIPTION
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 from mpitrain.generation.decoding import NextToken, length_in_memory, why_not_cached
 from mpitrain.generation.sampling import SamplingRules, ShownText
@@ -36,7 +35,7 @@ from mpitrain.plan.predict.node_memory import require_memory
 from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
 from mpitrain.training.step_documents import tokenizer_of_run
-from mpitrain.weights.companions import document_tokens, ends_of_run, length_of_run
+from mpitrain.weights.companions import document_tokens, ends_of_run, length_of_run, origin_of_tokens
 
 
 @dataclass(frozen=True)
@@ -140,10 +139,10 @@ def sample(run_dir: str, prompt: str, request: SamplingRequest) -> Iterator[str]
 
 def _warn_of_another(rundir: RunDir, tokenizer: Tokenizer) -> None:
     """Say so if the run's tokens are another tokenizer's, which may be alike but for its spaces."""
-    with suppress(DataError, OSError):
-        if describe(rundir.data).origin.tokenizer != tokenizer.identity:
-            what = "the run had another tokenizer, or another edition of its file"
-            warn(f"warning: {rundir.data / DESCRIPTION}: {what}")
+    origin = origin_of_tokens(rundir)
+    if origin is not None and origin.tokenizer != tokenizer.identity:
+        what = "the run had another tokenizer, or another edition of its file"
+        warn(f"warning: {rundir.data / DESCRIPTION}: {what}")
 
 
 def _say_what_is_not_cached(why: str | None, sequence: int, length: int, of_memory: bool) -> None:

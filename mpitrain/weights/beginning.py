@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from mpitrain import config as settings
 from mpitrain.checkpoint.folders import find, find_one, step_of
 from mpitrain.checkpoint.load import open_step
@@ -34,21 +32,12 @@ from mpitrain.weights.companions import (
     write_companions,
 )
 from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
-from mpitrain.weights.keys import (
-    OF_TRAINING,
-    TABLES,
-    filled,
-    keys_of,
-    require_blocks,
-    require_model,
-    with_keys,
-)
+from mpitrain.weights.keys import OF_TRAINING, TABLES, keys_of, possible_keys_of, with_keys
 from mpitrain.weights.matching import BIAS, FURTHER, match
 from mpitrain.weights.weight_source import (
     CheckpointSource,
     FolderSource,
     WeightSource,
-    missing,
     require_no_bias,
     require_tied_head,
 )
@@ -111,11 +100,9 @@ def begins(given: LoadedConfig, before: Config | None = None) -> Beginning:
             lines = [f"{KEY}: the model of {shown(saved.path)}"]
             return _begun(given, _texts_of(saved), saved.path, lines)
     with ModelFolder(path) as folder:
-        keys = keys_of(folder)
-        require_model(keys, folder.where(CONFIG))
-        require_blocks(folder, keys)
-        given = filled(given, keys, folder.where(CONFIG))
-        lines = [f"{KEY}: {folder.where(CONFIG)}", *(f"  {line}" for line in keys.lines)]
+        keys = possible_keys_of(folder)
+        given = with_keys(given, keys.keys, keys.where)
+        lines = [f"{KEY}: {keys.where}", *(f"  {line}" for line in keys.lines)]
         return _begun(given, texts_of_folder(folder), folder.path, lines)
 
 
@@ -167,19 +154,16 @@ def opened_checkpoint(path: str) -> Checkpoint:
 
 
 def _keys_of(config: Config) -> dict[str, object]:
-    keys = {}
-    for table in TABLES:
-        for key, value in msgspec.to_builtins(getattr(config, table)).items():
-            of_run = key in ("init", "preset") if table == "model" else key in OF_TRAINING
-            if value is not None and value != "" and not (table != "attention" and of_run):
-                keys[f"{table}.{key}"] = value
-    if not config.experts.count:
-        keys = {key: value for key, value in keys.items() if not key.startswith("experts.")}
-    keys["model.vocab"] = config.model.vocab - (keys.pop("model.padding", 0) or 0)
-    if not getattr(config.model, "mtp", 0):
-        keys.pop("model.mtp", None)
-        keys.pop("model.mtp_weight", None)
-    return keys
+    of_run = {"model.init", "model.preset", "model.padding", *(f"experts.{key}" for key in OF_TRAINING)}
+    if not config.model.mtp:
+        of_run |= {"model.mtp", "model.mtp_weight"}
+    tables = TABLES if config.experts.count else ("model", "attention")
+    keys = {
+        key: value
+        for key, value in settings.flatten(config).items()
+        if key.partition(".")[0] in tables and key not in of_run and value is not None and value != ""
+    }
+    return keys | {"model.vocab": config.model.vocab - (config.model.padding or 0)}
 
 
 def _config_of(saved: Checkpoint) -> Config:
@@ -267,8 +251,7 @@ def source_of(path: str, plan: Plan) -> WeightSource:
         return checkpoint_source(opened_checkpoint(path), plan)
     folder = ModelFolder(path)
     with closed_on_error(folder):
-        keys = keys_of(folder)
-        matched = match(folder, plan, keys.kind, keys.vocab, keys.further)
+        matched = match(folder, plan, keys_of(folder))
         source = FolderSource(folder, matched, plan.config)
         require_tied_head(folder, matched, source)
         require_no_bias(source, plan, shown(folder.path))
@@ -279,17 +262,15 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
     """Return the weights of a step for a plan's model. Raises CheckpointError unless they fit."""
     with closed_on_error(saved):
         source = CheckpointSource(saved)
-        specs = [spec for spec in plan.parameters() if not spec.name.startswith(FURTHER)]
-        needed = [spec.name for spec in specs if spec.group not in ("load", BIAS)]
-        if lost := missing(source, needed):
-            raise CheckpointError(f"{shown(saved.path)} lacks {listed(lost, 4)}; it is of another model")
-        for spec in plan.parameters():
-            box = source.box(spec.name)
+        boxes = [(spec, source.box(spec.name)) for spec in plan.parameters()]
+        lost = [spec for spec, box in boxes if box is None and spec.group not in ("load", BIAS)]
+        if names := [spec.name for spec in lost if not spec.name.startswith(FURTHER)]:
+            raise CheckpointError(f"{shown(saved.path)} lacks {listed(names, 4)}; it is of another model")
+        for spec, box in boxes:
             # rows of tokens may be more or fewer: the vocabulary is padded, or has further tokens
             of_tokens = spec.group == "table" and spec.divided is not None
-            of_tokens = of_tokens and box is not None and box.stop[1:] == spec.shape[1:]
-            fits = box is None or box.stop == spec.shape or of_tokens
-            if not fits:
+            first = 1 if of_tokens else 0
+            if box is not None and box.stop[first:] != spec.shape[first:]:
                 raise CheckpointError(
                     f"{shown(saved.path)}: {spec.name} is {list(box.stop)}, needed {list(spec.shape)}; it is "
                     "of another model"

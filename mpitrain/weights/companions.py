@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.config import Data
 from mpitrain.data.byte_level import byte_tokenizer_json
+from mpitrain.data.origin import Origin
 from mpitrain.data.panics import LibraryFailure, library_calls
 from mpitrain.data.special_tokens import CONFIG as TOKENIZER_CONFIG
 from mpitrain.data.special_tokens import text_of_token
@@ -45,7 +46,8 @@ TEXT_FILES = (TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja"
 TEXT_FILES += (f"{TEMPLATES}/",)
 BYTES = "bytes"
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"  # of transformers, for any tokenizer.json
-ENDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+BEGIN, END = "bos_token_id", "eos_token_id"
+ENDS = (BEGIN, END, "pad_token_id")
 LENGTH = "max_position_embeddings"
 # ends of the names of fields that hold numbers of tokens; max_new_tokens is none
 OF_TOKENS = ("_token_id", "suppress_tokens", "_words_ids", "_decoder_ids")
@@ -64,10 +66,17 @@ def companions_of_run(run: RunDir) -> Files:
         own = _read(run.data, (TOKENIZER,))
     except OSError as error:
         raise CheckpointError(f"{shown(error.filename or run.path)}: {shown(error.strerror)}") from None
-    with suppress(DataError, OSError):
-        if describe(run.data).origin.tokenizer == BYTES:
-            return with_tokenizer_files(came, {})
+    origin = origin_of_tokens(run)
+    if origin is not None and origin.tokenizer == BYTES:
+        return with_tokenizer_files(came, {})
     return with_tokenizer_files(came, own) if own else came
+
+
+def origin_of_tokens(run: RunDir) -> Origin | None:
+    """Return what a run's own tokens were made of; None: they aren't there, or can't be read."""
+    with suppress(DataError, OSError):
+        return describe(run.data).origin
+    return None
 
 
 def length_of_run(run: RunDir) -> int:
@@ -76,23 +85,19 @@ def length_of_run(run: RunDir) -> int:
 
 
 def ends_of_run(run: RunDir) -> frozenset[int]:
-    """Return the tokens at which text ends, as what came along with a run's weights has them.
-
-    Raises CheckpointError.
-    """
+    """Return the tokens at which text ends, by what came along with its weights. Raises CheckpointError."""
     files = companions_of_run(run)
-    name = ENDS[1]
-    known = object_of(files.get(GENERATION)).get(name, object_of(files.get(CONFIG)).get(name))
+    known = object_of(files.get(GENERATION)).get(END, object_of(files.get(CONFIG)).get(END))
     return frozenset(number for number in _as_list(known) if type(number) is int)
 
 
 def tokenizer_of_run(run: RunDir) -> Path | None:
     """Return the file of a run's tokenizer. What belongs to it lies beside it."""
-    came, own = run.came_along / TOKENIZER, run.tokenizer
     with suppress(OSError):
-        if not _read(run.data, (TOKENIZER,)):
-            return came if _read(run.came_along, (TOKENIZER,)) else None
-        return came if _read(run.came_along, (TOKENIZER,)) == _read(run.data, (TOKENIZER,)) else own
+        came, own = (_read(folder, (TOKENIZER,)) for folder in (run.came_along, run.data))
+        if came and (not own or own == came):
+            return run.came_along / TOKENIZER
+        return run.tokenizer if own else None
     return None
 
 
@@ -188,8 +193,7 @@ class SpecialTokens(NamedTuple):
     @property
     def replaced(self) -> frozenset[str]:
         """Fields whose tokens are the run's, and not those that the weights came with."""
-        given = self.given
-        return frozenset(name for name in given if not _has(self.carried.get(name), self.own[name]))
+        return frozenset(name for name in self.given if not self._is_carried(name))
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -197,27 +201,28 @@ class SpecialTokens(NamedTuple):
         gone = self.replaced | {name for name in self.own if self.carried.get(name) is None}
         return {name: value for name, value in self.carried.items() if name not in gone}
 
+    def _is_carried(self, name: str) -> bool:
+        numbers = _as_list(self.carried.get(name))
+        return any(type(number) is int and number == self.own[name] for number in numbers)
+
 
 def special_tokens(run: RunDir | None, files: Mapping[str, bytes], data: Data) -> SpecialTokens:
     """Return the special tokens of a run. data: its keys. files: companions_of_run()."""
     own: dict[str, int | None] = dict.fromkeys(ENDS)
-    if run is not None:
-        with suppress(DataError, OSError):
-            origin = describe(run.data).origin
-            own |= {"bos_token_id": origin.begin_of_text, "eos_token_id": origin.end_of_text}
-    named = {"bos_token_id": data.begin_of_text, "eos_token_id": data.end_of_text}
+    if run is not None and (origin := origin_of_tokens(run)) is not None:
+        own |= {BEGIN: origin.begin_of_text, END: origin.end_of_text}
+    named = {BEGIN: data.begin_of_text, END: data.end_of_text}
     given = frozenset(name for name, text in named.items() if text and own[name] is not None)
     return SpecialTokens(object_of(files.get(CONFIG)), own, given)
 
 
 def document_tokens(run: RunDir, tokenizer: Tokenizer) -> tuple[int | None, int | None]:
     """Return the tokens that begin and end a document, as a run's own tokens have them."""
-    with suppress(DataError, OSError):
-        origin = describe(run.data).origin
-        if origin.form == 1:
-            return None, tokenizer.older_end_of_text
-        return origin.begin_of_text, origin.end_of_text
-    return tokenizer.begin_of_text, tokenizer.end_of_text
+    origin = origin_of_tokens(run)
+    if origin is not None and origin.form == 1:
+        return None, tokenizer.older_end_of_text
+    known = tokenizer if origin is None else origin
+    return known.begin_of_text, known.end_of_text
 
 
 def prefix_of_texts(run: RunDir, data: Data) -> int | None:
@@ -228,11 +233,9 @@ def prefix_of_texts(run: RunDir, data: Data) -> int | None:
     """
     files = companions_of_run(run)
     special = special_tokens(run, files, data)
-    config = object_of(files.get(TOKENIZER_CONFIG))
-    numbers = {text: number for number, text in _special_names(files.get(TOKENIZER, b"{}")).items()}
-    for field in ENDS[:2]:
-        text = text_of_token(config.get(field.removesuffix("_id")))
-        carried = None if field in special.replaced else numbers.get(text)
+    numbers = {text: number for number, text in _special_names(files).items()}
+    for field in (BEGIN, END):
+        carried = None if field in special.replaced else numbers.get(_named(files, field))
         number = special.own[field] if carried is None else carried
         if number is not None:
             return number
@@ -255,8 +258,12 @@ def exported(
     }
     if GENERATION not in out:
         generation = {"_from_model_config": True}
-    if "chat" in data.kinds:
-        changed |= _with_stop_token(generation | changed, files)
+    if "chat" in data.kinds:  # transformers ends an answer at no other token
+        ends = [number for number in _as_list((generation | changed).get(END)) if number is not None]
+        stop = _named(files, END)
+        stops = [number for number, known in _special_names(files).items() if known == stop]
+        if stops := [number for number in stops if number not in ends]:
+            changed[END] = [*ends, *stops]
     if GENERATION not in out or changed:
         out[GENERATION] = as_json(generation | changed)
     if TOKENIZER not in out and data.tokenizer == BYTES:
@@ -266,14 +273,9 @@ def exported(
     return out
 
 
-def _with_stop_token(generation: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
-    """Return the ends of text with the token that ends an answer, which transformers asks nobody else for."""
-    name = ENDS[1]
-    text = text_of_token(object_of(files.get(TOKENIZER_CONFIG)).get(name.removesuffix("_id")))
-    names = _special_names(files.get(TOKENIZER, b"{}"))
-    ends = [number for number in _as_list(generation.get(name)) if number is not None]
-    stops = [number for number, known in names.items() if known == text and number not in ends]
-    return {name: [*ends, *stops]} if stops else {}
+def _named(files: Mapping[str, bytes], field: str) -> str | None:
+    """Return the text of a special token, by tokenizer_config.json. field: of config.json."""
+    return text_of_token(object_of(files.get(TOKENIZER_CONFIG)).get(field.removesuffix("_id")))
 
 
 def _tokenizer_config(
@@ -284,7 +286,7 @@ def _tokenizer_config(
 ) -> Files:
     """Return a tokenizer_config.json that names the special tokens; {}: there is one."""
     config = object_of(files.get(TOKENIZER_CONFIG))
-    names = _special_names(files[TOKENIZER])
+    names = _special_names(files)
     changed = {}
     for field, value in special.items():
         key = field.removesuffix("_id")
@@ -299,24 +301,15 @@ def _tokenizer_config(
     return {TOKENIZER_CONFIG: as_json(bare | config | changed)}
 
 
-def _special_names(tokenizer: bytes) -> dict[int, str]:
+def _special_names(files: Mapping[str, bytes]) -> dict[int, str]:
     """Return the texts of a tokenizer.json's added tokens, by their numbers."""
-    added = object_of(tokenizer).get("added_tokens")
-    tokens = [token for token in _as_list(added) if isinstance(token, dict)]
-    return {
-        token["id"]: token["content"]
-        for token in tokens
-        if isinstance(token.get("id"), int) and text_of_token(token)
-    }
+    added = _as_list(object_of(files.get(TOKENIZER)).get("added_tokens"))
+    tokens = [token for token in added if isinstance(token, dict) and isinstance(token.get("id"), int)]
+    return {token["id"]: token["content"] for token in tokens if text_of_token(token)}
 
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def _has(value: Any, wanted: Any) -> bool:
-    """Return whether the number of a token is a value of JSON, or one of its list."""
-    return any(type(number) is int and number == wanted for number in _as_list(value))
 
 
 # ---------------------------------------------------------------- reading

@@ -67,20 +67,15 @@ class ChunkDigests:
             at = until
 
 
-class DigestPair:
-    """Digests of a weight as the checkpoint has it, and as it is read back; one as long as both are the same.
+class CastRows(NamedTuple):
+    """Rows of what one tensor has of a weight: as the checkpoint has them, and cast. exact: unchanged."""
 
-    saved: its chunks in the checkpoint. read: those of what is read back, if they are others.
-    """
-
-    def __init__(self, saved: Chunks, read: Chunks | None):
-        self.saved = ChunkDigests(saved)
-        self.read = ChunkDigests(read) if read else None
-
-    def divide(self) -> None:
-        """From now on other numbers are written than the checkpoint has."""
-        if self.read is None:
-            self.read = self.saved.copy()
+    weight: Weight
+    expert: int
+    box: Box
+    kept: np.ndarray
+    found: np.ndarray
+    exact: bool
 
 
 class ExpectedDigests:
@@ -90,60 +85,53 @@ class ExpectedDigests:
         self._saved = saved
         self._digests: dict[str, dict[int, bytes]] = {}
         self._largest = 0.0
-        self._pairs: dict[str, DigestPair] = {}
+        self._running: dict[str, ChunkDigests] = {}  # of weights as the checkpoint has them
+        self._running_read: dict[str, ChunkDigests] = {}  # and as they are read back, once these differ
 
-    def add(
-        self, weight: Weight, expert: int, box: Box, kept: np.ndarray, found: np.ndarray, exact: bool
-    ) -> None:
-        """Take rows of what one tensor has of a weight: as the checkpoint has them, and as they are written.
+    def add(self, rows: CastRows) -> None:
+        """Take rows that are written.
 
-        exact: the cast has changed none of them.
         Raises CheckpointError for a chunk that isn't what was saved, WeightsError for what isn't finite.
         """
+        weight, expert, box, kept, found, exact = rows
         name = PARAMETERS + weight.name
         array = self._saved.array(name)
-        pair = self._pair_of(weight)
-        if not exact:
-            pair.divide()
+        if weight.name not in self._running:
+            self._running[weight.name] = ChunkDigests(array.chunks)
+            written = Chunks(weight.box.shape, array.dtype.itemsize)
+            if written != array.chunks or dtype_read(array.dtype) != array.dtype:
+                self._running_read[weight.name] = ChunkDigests(written)
+        running = self._running[weight.name]
+        if not exact and weight.name not in self._running_read:
+            self._running_read[weight.name] = running.copy()
         begin = expert * math.prod(weight.ours) + box.start[0] * math.prod(weight.ours[1:])
-        complete = dict(pair.saved.add(begin, kept))
+        complete = dict(running.add(begin, kept))
         for chunk, digest in complete.items():
             if digest != array.digests[chunk]:
                 raise CheckpointError(
                     f"{shown(self._saved.path)}: {name} isn't what was saved (chunk {chunk}); use another "
                     "step"
                 )
-        if pair.read is None:
+        if weight.name not in self._running_read:
             difference = 0.0 if all_finite(found) else math.inf
         else:
             read = as_read(found, kept.dtype)
-            complete = dict(pair.read.add(begin, read))
+            complete = dict(self._running_read[weight.name].add(begin, read))
             difference = largest_difference(read, kept)
         if not math.isfinite(difference):
-            raise _not_finite(name, kept, found.dtype)
+            dtype = NAME_OF[CODES[found.dtype]]
+            why = f"numbers that {dtype} can't; use another --dtype"
+            raise WeightsError(
+                f"{shown(name)} holds "
+                + (why if all_finite(kept) else "NaN or infinite numbers; use another step")
+            )
         self._digests.setdefault(weight.name, {}).update(complete)
         self._largest = max(self._largest, difference)
-
-    def _pair_of(self, weight: Weight) -> DigestPair:
-        if weight.name not in self._pairs:
-            array = self._saved.array(PARAMETERS + weight.name)
-            written = Chunks(weight.box.shape, array.dtype.itemsize)
-            same = written == array.chunks and dtype_read(array.dtype) == array.dtype
-            self._pairs[weight.name] = DigestPair(array.chunks, None if same else written)
-        return self._pairs[weight.name]
 
     @property
     def so_far(self) -> ExportDigests:
         """What was written until now."""
         return ExportDigests(self._digests, self._largest)
-
-
-def _not_finite(name: str, kept: np.ndarray, dtype: np.dtype) -> WeightsError:
-    if all_finite(kept):
-        return WeightsError(
-            f"{shown(name)} holds numbers that {NAME_OF[CODES[dtype]]} can't; use another --dtype"
-        )
-    return WeightsError(f"{shown(name)} holds NaN or infinite numbers; use another step")
 
 
 def dtype_read(saved_as: np.dtype) -> np.dtype:

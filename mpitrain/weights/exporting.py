@@ -11,12 +11,10 @@ import re
 import time
 import tomllib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any, NamedTuple, TypeVar
 
 from mpitrain import config as settings
 from mpitrain.checkpoint.dtypes import NAMES
@@ -37,7 +35,7 @@ from mpitrain.errors import (
     counted,
     on_all_ranks,
 )
-from mpitrain.inputs import open_regular, os_errors_as, remove, shown, sync_folder
+from mpitrain.inputs import os_errors_as, remove, shown, sync_folder
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
@@ -47,11 +45,19 @@ from mpitrain.weights.companions import as_json, companions_of_run, exported, sp
 from mpitrain.weights.expected import ExpectedDigests, ExportDigests, together
 from mpitrain.weights.folder import CONFIG, INDEX, ModelFolder
 from mpitrain.weights.keys import config_json, plan_on_one_rank
-from mpitrain.weights.matching import Matched, Weight, left_out, tensors_of, weights_of, zeros_of
+from mpitrain.weights.matching import FURTHER, Matched, Weight, tensors_of, weights_of, zeros_of
 from mpitrain.weights.proof import ExportError, digest_of, opened, read_back
 from mpitrain.weights.syncing import Syncing
-from mpitrain.weights.writing import NEW, OutTensor, shards_of, tensors_to_write, write_shard
+from mpitrain.weights.writing import (
+    OutTensor,
+    new_file,
+    shards_of,
+    tensors_to_write,
+    write_all,
+    write_shard,
+)
 
+T = TypeVar("T")
 Rows = list[tuple[str, str]]  # of the table of the proof
 TMP = ".export.tmp"
 FREE_SPACE = "free some space, or give another folder"
@@ -84,12 +90,17 @@ class ExportSource(NamedTuple):
 
 
 class ExportPlan(NamedTuple):
-    """What was written: the folder, its weights, the files with their tensors, and their dtype."""
+    """What is written: the folder, its weights, the files with their tensors, and their dtype.
 
+    prove: of ExportOptions.
+    """
+
+    source: ExportSource
     path: Path
     weights: list[Weight]
     shards: dict[str, list[OutTensor]]
     dtype: str
+    prove: bool | None
 
     @property
     def tensors(self) -> list[OutTensor]:
@@ -129,15 +140,13 @@ def export(team: Team, given: str, target: str, options: ExportOptions) -> Expor
         same_everywhere(team, saved)
         source = team.on_every_rank("reading its configuration", lambda: _source(saved, steps.folder))
         out = Path(target)
-        written = team.on_every_rank(
-            "planning the files", lambda: _planned(source, out, options.dtype, most_bytes)
-        )
+        written = team.on_every_rank("planning the files", lambda: _planned(source, out, options, most_bytes))
         team.on_first_rank("making the folder", lambda: _begin(out, written))
         with Syncing() as syncing:
             try:
-                expected = _write_all(team, written, source, syncing)
+                expected = _write_all(team, written, syncing)
                 wrote_s = time.monotonic() - begin_s
-                rows = _prove(team, written, source, expected, options.prove)
+                rows = _prove(team, written, expected)
                 team.on_every_rank("syncing shards", lambda: _sync(written, syncing))
             except InputError:
                 # a file that is open stays in a folder of NFS
@@ -147,7 +156,8 @@ def export(team: Team, given: str, target: str, options: ExportOptions) -> Expor
         warning = team.on_first_rank("giving it its name", lambda: _publish(written.path, out))
     total_s = time.monotonic() - begin_s
     rows.append(("time", f"{wrote_s:.1f} s to write, {total_s - wrote_s:.1f} s to sync and prove"))
-    return Exported(saved.step, rows, warning, [spec.name for spec in left_out(source.plan)])
+    further = [spec.name for spec in source.plan.parameters() if spec.name.startswith(FURTHER)]
+    return Exported(saved.step, rows, warning, further)
 
 
 def bytes_of(text: str) -> int:
@@ -168,9 +178,7 @@ def _source(saved: Checkpoint, folder: Path) -> ExportSource:
         tree = tomllib.loads(saved.about.config)
         if not tree:
             raise CheckpointError(f"{shown(saved.path)} doesn't say by which configuration it was written")
-        config = settings.parse(tree)
-        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, init=""))
-        plan = plan_on_one_rank(config)
+        plan = plan_on_one_rank(settings.with_values(settings.parse(tree), {"model.init": ""}))
     except ConfigError as error:
         raise ConfigError(f"{shown(saved.path)}: {shown(error.args[0])}") from None
     saved.require(plan.stored_weights())
@@ -178,7 +186,7 @@ def _source(saved: Checkpoint, folder: Path) -> ExportSource:
     return ExportSource(saved, plan.config, plan, run, companions_of_run(run) if run else {})
 
 
-def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int) -> ExportPlan:
+def _planned(source: ExportSource, out: Path, options: ExportOptions, most_bytes: int) -> ExportPlan:
     """Return what will be written. Raises InputError for a target that is there, or another model."""
     if os.path.lexists(out):
         raise WeightsError(f"{shown(out)} already exists; give the name of a new folder")
@@ -187,13 +195,13 @@ def _planned(source: ExportSource, out: Path, dtype: str | None, most_bytes: int
     if (run := run_that_has(out)) is not None:
         raise WeightsError(f"{shown(out)} belongs to the run in {shown(run)}; give another folder")
     compute = source.config.precision.compute
-    chosen = dtype or ("bf16" if compute == "fp8" else compute)
-    config_json(source.config, NAMED[chosen], {}, {})  # or there is no such model
+    dtype = options.dtype or ("bf16" if compute == "fp8" else compute)
+    config_json(source.config, NAMED[dtype], {}, {})  # or there is no such model
     model = source.config.model
     vocab = model.vocab - (model.padding or 0)
     weights, zeros = weights_of(source.plan, vocab), zeros_of(source.plan, vocab)
-    tensors = tensors_to_write(weights, zeros, source.saved, NAMED[chosen])
-    return ExportPlan(out.with_name(out.name + TMP), weights, shards_of(tensors, most_bytes), chosen)
+    shards = shards_of(tensors_to_write(weights, zeros, source.saved, NAMED[dtype]), most_bytes)
+    return ExportPlan(source, out.with_name(out.name + TMP), weights, shards, dtype, options.prove)
 
 
 def _begin(out: Path, written: ExportPlan) -> None:
@@ -212,53 +220,44 @@ def _undo(path: Path) -> None:
 # ---------------------------------------------------------------- writing
 
 
-def _write_all(team: Team, written: ExportPlan, source: ExportSource, syncing: Syncing) -> ExportDigests:
+def _write_all(team: Team, written: ExportPlan, syncing: Syncing) -> ExportDigests:
     """Write all files of the folder; return what they have to hold. Collective."""
-    title = f"exporting step {source.saved.step}"
-    mine = ExpectedDigests(source.saved)
-    with ProgressBar(title, written.num_bytes // team.size, team.rank) as progress:
-        team.on_every_rank(
-            "writing shards", lambda: _write(written, source, team, mine, syncing, progress.add)
-        )
-    team.on_first_rank("writing config.json", lambda: _write_others(written, source, syncing))
-    return together(team.all_gather("what was written", mine.so_far))
-
-
-def _write(
-    written: ExportPlan,
-    source: ExportSource,
-    team: Team,
-    expected: ExpectedDigests,
-    syncing: Syncing,
-    each: Callable[[int], object],
-) -> None:
+    saved, config = written.source.saved, written.source.config
+    expected = ExpectedDigests(saved)
     mine = list(written.shards.items())[team.rank :: team.size]
-    for name, tensors in mine:
-        with os_errors_as(WeightsError, shown(written.path / name), FREE_SPACE):
-            write_shard(written.path / name, tensors, source.saved, source.config, expected, syncing, each)
+
+    def write_shards() -> None:
+        for name, tensors in mine:
+            path = written.path / name
+            with os_errors_as(WeightsError, shown(path), FREE_SPACE):
+                write_shard(path, tensors, saved, config, expected, syncing, progress.add)
+
+    title = f"exporting step {saved.step}"
+    with ProgressBar(title, written.num_bytes // team.size, team.rank) as progress:
+        team.on_every_rank("writing shards", write_shards)
+    team.on_first_rank("writing config.json", lambda: _write_others(written, syncing))
+    return together(team.all_gather("what was written", expected.so_far))
 
 
-def _write_others(written: ExportPlan, source: ExportSource, syncing: Syncing) -> None:
-    data = source.config.data
-    tokens = special_tokens(source.run, source.companions, data)
-    described = config_json(source.config, NAMED[written.dtype], tokens.kept, tokens.own)
-    others = exported(source.companions, described, tokens.replaced, data)
-    files = {CONFIG: as_json(described), **others}
+def _write_others(written: ExportPlan, syncing: Syncing) -> None:
+    saved, config, _, run, companions = written.source
+    data = config.data
+    tokens = special_tokens(run, companions, data)
+    described = config_json(config, NAMED[written.dtype], tokens.kept, tokens.own)
+    files = {CONFIG: as_json(described), **exported(companions, described, tokens.replaced, data)}
     if len(written.shards) > 1:
         files[INDEX] = as_json(_index(written))
     parameters = sum(weight.spec.numel for weight in written.weights)
     facts = {"parameters": f"{parameters:,}", "tensors": f"{len(written.tensors):,}"}
-    files["README.md"] = card(source.config, source.saved, written.dtype, facts, _data(source)).encode()
+    digest = saved.meta.get("data")
+    trained_on = f"{data.source} ({digest})" if digest else ""
+    files["README.md"] = card(config, saved, written.dtype, facts, trained_on).encode()
     with os_errors_as(WeightsError, shown(written.path), "free some space"):
         for name, content in files.items():
-            with ExitStack() as stack:
-                (written.path / name).parent.mkdir(exist_ok=True)
-                own = 2 + name.count("/")
-                file = stack.enter_context(open(open_regular(written.path / name, NEW, own=own), "wb"))
-                file.write(content)
-                file.flush()
-                stack.pop_all()
-                syncing.add(written.path / name, file)
+            path = written.path / name
+            path.parent.mkdir(exist_ok=True)
+            with new_file(path, syncing, own=2 + name.count("/")) as file:
+                write_all(file, content)
 
 
 def _sync(written: ExportPlan, syncing: Syncing) -> None:
@@ -280,38 +279,27 @@ def _index(written: ExportPlan) -> dict[str, Any]:
     }
 
 
-def _data(source: ExportSource) -> str:
-    if not source.saved.meta.get("data"):
-        return ""
-    data = source.config.data
-    return f"{data.source} ({source.saved.meta['data']})"
-
-
 # ---------------------------------------------------------------- the proof
 
 
-def _prove(
-    team: Team, written: ExportPlan, source: ExportSource, expected: ExportDigests, prove: bool | None
-) -> list[tuple[str, str]]:
+def _prove(team: Team, written: ExportPlan, expected: ExportDigests) -> Rows:
     """Read everything back, compare it, and return what to say of it. Raises ExportError. Collective."""
-    rows: Rows = []
-    failure = ""
-    digests = ExportDigests({}, 0.0)
-    try:
-        digests = _read_share(team, written, source, expected)
-    except MpitrainError as error:
-        failure = str(error.args[0])
+    failure, digests = _attempted(lambda: _read_share(team, written, expected), ExportDigests({}, 0.0))
     every = team.all_gather("what was read back", (failure, digests))
     _refuse([failed for failed, _ in every], written)
     read = together(digests for _, digests in every)
     read = read._replace(largest=max(read.largest, expected.largest))
-    try:
-        if team.rank == 0:
-            rows = _rows(written, source, read, prove)
-    except MpitrainError as error:
-        failure = str(error.args[0])
+    failure, rows = _attempted(lambda: _rows(written, read) if team.rank == 0 else [], [])
     _refuse(team.all_gather("whether the logits are the same", failure), written)
     return rows
+
+
+def _attempted(action: Callable[[], T], otherwise: T) -> tuple[str, T]:
+    """Return why an action failed, "" if it didn't, and its result; `otherwise` if it failed."""
+    try:
+        return "", action()
+    except MpitrainError as error:
+        return str(error.args[0]), otherwise
 
 
 def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
@@ -322,9 +310,8 @@ def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
         )
 
 
-def _read_share(
-    team: Team, written: ExportPlan, source: ExportSource, expected: ExportDigests
-) -> ExportDigests:
+def _read_share(team: Team, written: ExportPlan, expected: ExportDigests) -> ExportDigests:
+    source = written.source
     folder, matched = opened(written.path, source.plan)
     mine = range(team.rank, len(matched.weights), team.size)
     own = [matched.weights[number] for number in mine]
@@ -333,45 +320,35 @@ def _read_share(
         return read_back(folder, matched, source.plan, source.saved, mine, expected.digests, progress.add)
 
 
-def _rows(
-    written: ExportPlan, source: ExportSource, found: ExportDigests, prove: bool | None
-) -> list[tuple[str, str]]:
+def _rows(written: ExportPlan, found: ExportDigests) -> Rows:
+    source = written.source
     folder, matched = opened(written.path, source.plan)
     with folder:
-        tensors = tensors_of((*matched.weights, *matched.zeros))
-        unused = len(folder.names) - len(tensors)
+        count = len(tensors_of((*matched.weights, *matched.zeros)))
+        files = counted(len(written.shards), "files")
         saved_as = NAMES[source.saved.array(f"parameters/{matched.weights[0].name}").dtype]
-        cast = (
-            f"cast from {saved_as}"
-            if saved_as != written.dtype
-            else f"as the checkpoint has them: {saved_as}"
-        )
+        how = "as the checkpoint has them:" if saved_as == written.dtype else "cast from"
         parameters = sum(weight.box.size for weight in matched.weights)
         return [
-            (
-                "tensors",
-                f"{len(tensors):,} used, {unused} unused, in {counted(len(written.shards), 'files')}",
-            ),
+            ("tensors", f"{count:,} used, {len(folder.names) - count} unused, in {files}"),
             ("parameters", f"{parameters:,}"),
-            ("bytes", f"{written.num_bytes:,}, {written.dtype}, {cast}"),
+            ("bytes", f"{written.num_bytes:,}, {written.dtype}, {how} {saved_as}"),
             ("digest", digest_of(matched.weights, source.saved, found.digests)),
-            ("largest difference", f"{found.largest:.3g}" + (" (the cast)" if found.largest else "")),
-            *_compared(folder, matched, source.plan, written, prove),
+            ("largest difference", f"{found.largest:.3g}" + " (the cast)" * bool(found.largest)),
+            *_compared(folder, matched, written),
         ]
 
 
-def _compared(
-    folder: ModelFolder, matched: Matched, plan: Plan, written: ExportPlan, prove: bool | None
-) -> Rows:
+def _compared(folder: ModelFolder, matched: Matched, written: ExportPlan) -> Rows:
     """Compare logits and tokens, if that is wanted and can be done; return what to say of it."""
-    parameters = sum(weight.spec.numel for weight in matched.weights)
-    if prove is False:
+    if written.prove is False:
         return [("logits", "not compared (--no-prove)")]
-    if prove is None and not logits.is_installed():
-        return [("logits", "not compared: transformers isn't installed")]
-    if prove is None and parameters > logits.MOST_ALONE:
-        return [("logits", "not compared: a large model; --prove asks for it")]
-    comparison = logits.compare(folder, matched, plan, NAMED[written.dtype])
+    if written.prove is None:
+        if not logits.is_installed():
+            return [("logits", "not compared: transformers isn't installed")]
+        if sum(weight.spec.numel for weight in matched.weights) > logits.MOST_ALONE:
+            return [("logits", "not compared: a large model; --prove asks for it")]
+    comparison = logits.compare(folder, matched, written.source.plan, NAMED[written.dtype])
     theirs = f"transformers {comparison.version}"
     difference = f"{comparison.largest:.2g} of {comparison.most:.3g}"
     rows = [("logits", f"as {theirs} has them, to {difference}, over {comparison.tokens} tokens")]

@@ -11,6 +11,7 @@ An import that fails removes all it has written, config.toml first.
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,14 +42,9 @@ from mpitrain.plan.plan import Plan
 from mpitrain.plan.settings.key_origins import with_resolved
 from mpitrain.weights.beginning import TOKENIZER_KEY, no_tokenizer, texts_of_folder, with_texts
 from mpitrain.weights.bits import NAME_OF
-from mpitrain.weights.companions import (
-    companions_of_folder,
-    length_of,
-    with_tokenizer,
-    write_companions,
-)
-from mpitrain.weights.folder import CONFIG, TOKENIZER, ModelFolder
-from mpitrain.weights.keys import ModelKeys, filled, keys_of, plan_on_one_rank, require_blocks, require_model
+from mpitrain.weights.companions import companions_of_folder, length_of, with_tokenizer, write_companions
+from mpitrain.weights.folder import TOKENIZER, ModelFolder
+from mpitrain.weights.keys import ModelKeys, plan_on_one_rank, possible_keys_of, with_keys
 from mpitrain.weights.matching import Matched, match
 from mpitrain.weights.proof import digest_of_checkpoint
 from mpitrain.weights.weight_source import FolderSource, require_no_bias, require_tied_head
@@ -67,10 +63,7 @@ class Target:
 
 
 class FolderModel(NamedTuple):
-    """What a folder holds, as a run of ours.
-
-    asked: the configuration of the run to be. read: what config.json says, with lines for the user.
-    """
+    """What a folder holds, as a run of ours. asked: the configuration of the run to be."""
 
     asked: LoadedConfig
     plan: Plan
@@ -79,7 +72,7 @@ class FolderModel(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """What an import has made. seconds: it took. companions: files that came along."""
+    """What an import has made. companions: files that came along."""
 
     model: FolderModel
     target: Target
@@ -103,13 +96,13 @@ def import_weights(team: Team, folder: ModelFolder, model: FolderModel, target: 
     team.on_every_rank("comparing the tied head", lambda: require_tied_head(folder, matched, source))
     where_from = shown(folder.path)
     team.on_every_rank("reading biases", lambda: require_no_bias(source, plan, where_from))
-    needs = plan.stored_weights()
-    total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
+    total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in plan.stored_weights().values())
     made = team.on_first_rank("making the folder", lambda: _begin(target, total))
     tmp = target.checkpoints / (name_of(target.step) + ".tmp")
     try:
         with ProgressBar(f"importing {where_from}", total // team.size, team.rank) as progress:
-            parts = _parts(plan, source, progress, team)
+            mine = range(*(total * number // team.size for number in (team.rank, team.rank + 1)))
+            parts = _parts(plan, source, progress, mine)
             team.on_every_rank("writing weights", lambda: save.write_shard(tmp, team.rank, parts))
         came = team.on_first_rank(
             "committing the step", lambda: _commit(folder, target, tmp, asked, plan, team.size)
@@ -146,12 +139,10 @@ def target_of(given: str) -> Target:
 
 
 def _understood(folder: ModelFolder, where: Target, overrides: tuple[str, ...]) -> FolderModel:
-    keys = keys_of(folder)
-    require_model(keys, folder.where(CONFIG))
-    require_blocks(folder, keys)
+    keys = possible_keys_of(folder)
     run = f"run.dir={shown(where.run.path)}" if where.run else "run.dir=imported"
     given = settings.read(None, (run, *overrides))
-    asked = filled(given, keys, folder.where(CONFIG))
+    asked = with_keys(given, keys.keys, keys.where)
     if not given.origins.is_given("precision.compute"):
         compute = {"precision.compute": _compute_of(folder)}
         asked = asked.with_values(compute, KeyOrigin(FOLDER, shown(folder.path)))
@@ -162,10 +153,10 @@ def _understood(folder: ModelFolder, where: Target, overrides: tuple[str, ...]) 
     rows = plan.config.model.vocab - plan.config.model.padding
     if rows != keys.vocab:
         raise ConfigError(
-            f"model.vocab = {rows}, but {folder.where(CONFIG)} has {keys.vocab}: rows for further tokens "
+            f"model.vocab = {rows}, but {keys.where} has {keys.vocab}: rows for further tokens "
             "are made where a run begins; leave it out, and run with model.init and model.vocab"
         )
-    return FolderModel(asked, plan, keys, match(folder, plan, keys.kind, keys.vocab, keys.further))
+    return FolderModel(asked, plan, keys, match(folder, plan, keys))
 
 
 def _with_texts(asked: LoadedConfig, folder: ModelFolder, run: RunDir, lines: list[str]) -> LoadedConfig:
@@ -185,12 +176,11 @@ def _with_texts(asked: LoadedConfig, folder: ModelFolder, run: RunDir, lines: li
 
 def _compute_of(folder: ModelFolder) -> str:
     """Return the precision that most of a folder's numbers are stored in."""
-    sizes: dict[str, int] = {}
+    sizes = Counter[str]()
     for name in folder.names:
         entry = folder.entry(name)
-        sizes[entry.code] = sizes.get(entry.code, 0) + entry.num_bytes
-    code = max(sizes, key=lambda code: sizes[code])
-    return NAME_OF.get(code, "fp32")
+        sizes[entry.code] += entry.num_bytes
+    return NAME_OF.get(max(sizes, key=sizes.__getitem__), "fp32")
 
 
 def _begin(where: Target, num_bytes: int) -> list[Path]:
@@ -218,19 +208,14 @@ def _undo(where: Target, tmp: Path, made: list[Path]) -> None:
 
 
 def _parts(
-    plan: Plan, source: FolderSource, progress: ProgressBar, team: Team
+    plan: Plan, source: FolderSource, progress: ProgressBar, mine: range
 ) -> Mapping[str, list[tuple[object, save.Extent]]]:
-    """Return what this rank writes: an equal part of all bytes."""
-    needs = plan.stored_weights()
-    total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in needs.values())
-    first, last = (total * number // team.size for number in (team.rank, team.rank + 1))
+    """Return what this rank writes: boxes whose first byte of all is among its own."""
     parts: dict[str, list[tuple[object, save.Extent]]] = {}
     at = 0
-    for spec in plan.parameters():
-        name = f"parameters/{spec.name}"
-        dtype, shape = needs[name]
+    for spec, (name, (dtype, shape)) in zip(plan.parameters(), plan.stored_weights().items()):
         for box in _cut(shape, dtype.itemsize):
-            if first <= at < last:
+            if at in mine:
                 part = save.LaterPart(box, dtype, partial(_made, spec, source, progress))
                 parts.setdefault(name, []).append((part, save.Extent(shape, box.start)))
             at += box.size * dtype.itemsize

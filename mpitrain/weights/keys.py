@@ -35,8 +35,8 @@ OPEN = (
 )
 OPEN_PREFIXES = ("attention.yarn_", "attention.llama3_")
 TABLES = ("model", "attention", "experts")
-# blocks after the last one that predict further tokens, by both names of 5.x
 LEAST_TENSORS = 4  # of a block, in any family: a norm, two products of attention, one of the ffn
+# blocks after the last one that predict further tokens, by both names of 5.x
 FURTHER_FIELDS = ("num_nextn_predict_layers", "num_mtp_layers")
 DTYPE_FIELDS = ("dtype", "torch_dtype")  # of 5.x and 4.x
 
@@ -44,16 +44,15 @@ DTYPE_FIELDS = ("dtype", "torch_dtype")  # of 5.x and 4.x
 class ModelKeys(NamedTuple):
     """What a config.json says.
 
-    family: value of model.family.
-    kind: its model type.
     keys: by our names, `model.width`.
+    where: the file, for a message.
     lines: of the report.
     further: blocks that only predict further tokens.
     """
 
-    family: str
     kind: ModelType
     keys: dict[str, Any]
+    where: str
     lines: list[str]
     further: int
 
@@ -65,7 +64,8 @@ class ModelKeys(NamedTuple):
 
 def keys_of(folder: ModelFolder) -> ModelKeys:
     """Return what the config.json of a folder says. Raises ConfigError."""
-    fields = Fields(folder.config, folder.where(CONFIG))
+    where = folder.where(CONFIG)
+    fields = Fields(folder.config, where)
     family, kind = _kind_of(fields)
     architectures = fields.take("architectures", None)
     if architectures not in (None, [], [kind.architecture]):
@@ -80,17 +80,28 @@ def keys_of(folder: ModelFolder) -> ModelKeys:
     lines = [f'model.family = "{family}"', *fields.lines]
     if folder.wrappers:
         lines.append(f"names of tensors are read without {listed(folder.wrappers)}")
-    return ModelKeys(family, kind, fields.keys, lines, further)
+    return ModelKeys(kind, {"model.family": family, **fields.keys}, where, lines, further)
 
 
-def require_blocks(folder: ModelFolder, found: ModelKeys) -> None:
-    """Raise WeightsError for more blocks than tensors can make, before so many are planned."""
-    layers, number = found.keys["model.layers"], len(folder.names)
+def possible_keys_of(folder: ModelFolder) -> ModelKeys:
+    """Return what the config.json of a folder says, once a model can be planned by it.
+
+    Raises ConfigError, which names the file, for sizes that don't fit each other, and WeightsError
+    for more blocks than the tensors can make.
+    """
+    keys = keys_of(folder)
+    try:
+        config = with_keys(LoadedConfig(Config(), NONE), keys.keys, keys.where).config
+        resolve(on_one_rank(config), 1, keys.vocab)
+    except ConfigError as error:
+        raise ConfigError(f"{keys.where}: {error.args[0]}") from None
+    layers, number = keys.keys["model.layers"], len(folder.names)
     if number < LEAST_TENSORS * layers:
         raise WeightsError(
-            f"{folder.where(CONFIG)} says {layers:,} layers, and the folder has {number:,} of their "
+            f"{keys.where} says {layers:,} layers, and the folder has {number:,} of their "
             "tensors, too few for these; get the whole folder"
         )
+    return keys
 
 
 def _require_possible(fields: Fields) -> None:
@@ -119,37 +130,23 @@ def _kind_of(fields: Fields) -> tuple[str, ModelType]:
     return known[name]
 
 
-def filled(given: LoadedConfig, found: ModelKeys, where: str) -> LoadedConfig:
-    """Return a configuration whose model is that of a folder; its own keys go before, where they may.
+def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> LoadedConfig:
+    """Return a configuration with keys of a model from `where`; its own go before, where they may.
 
     Raises ConfigError for a key that says another model.
     """
-    return with_keys(given, {"model.family": found.family, **found.keys}, where)
-
-
-def require_model(found: ModelKeys, where: str) -> None:
-    """Raise ConfigError, which names the file, for sizes that don't fit each other."""
-    try:
-        resolve(on_one_rank(filled(LoadedConfig(Config(), NONE), found, where).config), 1, found.vocab)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error.args[0]}") from None
-
-
-def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> LoadedConfig:
-    """Return a configuration with keys of a model from `where`, if it has none of its own."""
     config = begun.config
     if begun.origins.is_given("model.preset"):
         raise ConfigError(
             f'model.preset = "{shown(config.model.preset)}" with model.init: the sizes are those of '
             f"{where}; leave model.preset out"
         )
-    changes: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
-    differing = {}
+    changes, differing = {}, {}
     for key, value in keys.items():
         table, _, name = key.partition(".")
         given = getattr(getattr(config, table), name)
         if given is None or given == "":
-            changes[table][name] = value
+            changes[key] = value
         elif given != value and key not in OPEN and not key.startswith(OPEN_PREFIXES):
             differing[key] = given
     if differing and not _say_the_same_model(keys, {**keys, **differing}):
@@ -162,10 +159,7 @@ def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> Loade
             f"model.vocab = {config.model.vocab} is less than the {keys['model.vocab']} of {where}; leave it "
             "out, or use more"
         )
-    tables = {
-        table: msgspec.structs.replace(getattr(config, table), **new) for table, new in changes.items() if new
-    }
-    return begun.changed(msgspec.structs.replace(config, **tables), KeyOrigin(FOLDER, where))
+    return begun.changed(settings.with_values(config, changes), KeyOrigin(FOLDER, where))
 
 
 def plan_on_one_rank(config: Config) -> Plan:
@@ -178,12 +172,11 @@ def _say_the_same_model(keys: Mapping[str, Any], others: Mapping[str, Any]) -> b
     """Return whether two sets of keys, equal or not, are the same model when they are resolved."""
     try:
         bare = LoadedConfig(Config(), NONE)
-        first, second = (
-            plan_on_one_rank(with_keys(bare, model_keys, "").config) for model_keys in (keys, others)
-        )
+        plans = [plan_on_one_rank(with_keys(bare, of_model, "").config) for of_model in (keys, others)]
     except ConfigError:
         return False
-    return spelled_out(first.config).model == spelled_out(second.config).model
+    first, second = (spelled_out(plan.config).model for plan in plans)
+    return first == second
 
 
 def spelled_out(config: Config) -> Plan:
@@ -192,30 +185,20 @@ def spelled_out(config: Config) -> Plan:
     Equal models have equal layers then: a width of 0 is that of a head, and blocks with windows or
     experts may be said in several ways. The vocabulary isn't padded.
     """
-    model = config.model
-    own = config.attention
-    experts = config.experts
-    known = family_of(model).attention
-    of_a_head = [key for key in ("head_width", "score_width") if key in known and not getattr(own, key)]
-    attention: dict[str, Any] = dict.fromkeys(of_a_head, head_width(config))
+    model, own, experts = config.model, config.attention, config.experts
+    said: dict[str, Any] = {"model.vocab": model.vocab - (model.padding or 0)}
+    said |= {"model.padding": 0, "model.vocab_multiple": 1}
+    for key in ("head_width", "score_width"):
+        if key in family_of(model).attention and not getattr(own, key):
+            said[f"attention.{key}"] = head_width(config)
     if own.yarn_mscale is not None:  # read back it has other last digits
-        attention["yarn_mscale"] = round(own.yarn_mscale, 12)
-    of_experts: dict[str, Any] = {}
+        said["attention.yarn_mscale"] = round(own.yarn_mscale, 12)
     if experts.count:
         sparse = has_experts(model.layers, experts.first, experts.every)
-        of_experts["first"], of_experts["every"] = first_and_every(sparse)
+        said["experts.first"], said["experts.every"] = first_and_every(sparse)
         if experts.groups_active == experts.groups:
-            of_experts |= {"groups": 1, "groups_active": 1}
-    return plan_on_one_rank(
-        msgspec.structs.replace(
-            config,
-            model=msgspec.structs.replace(
-                model, vocab=model.vocab - (model.padding or 0), padding=0, vocab_multiple=1
-            ),
-            attention=msgspec.structs.replace(own, **attention),
-            experts=msgspec.structs.replace(experts, **of_experts),
-        )
-    )
+            said |= {"experts.groups": 1, "experts.groups_active": 1}
+    return plan_on_one_rank(settings.with_values(config, said))
 
 
 # ---------------------------------------------------------------- and back
@@ -246,26 +229,18 @@ def config_json(
     ends: numbers of special tokens, where that one says nothing.
     """
     kind, fields = fields_of(config)
-    kept = {name: carried[name] for name in ends if name in carried and _are_tokens(carried[name])}
-    special = {**ends, **kept}
+    special = dict(ends)
+    for name in ends.keys() & carried.keys():  # which may be a stranger's: its values can be anything
+        value = carried[name]
+        tokens = value if isinstance(value, list) else [value]
+        if value is None or all(type(token) is int and token >= 0 for token in tokens):
+            special[name] = value
     positions = carried.get("max_position_embeddings")
     is_longer = isinstance(positions, int) and positions > fields.get("max_position_embeddings", 0)
     if is_longer and not config.attention.dynamic_length:  # dynamic scaling begins there
         fields["max_position_embeddings"] = positions
-    return {
-        "architectures": [kind.architecture],
-        "model_type": kind.name,
-        **fields,
-        **special,
-        "dtype": TORCH[code],
-        "use_cache": True,
-    }
-
-
-def _are_tokens(value: Any) -> bool:
-    """Return whether a value of a stranger's JSON is the number of a token, or several, or null."""
-    tokens = value if isinstance(value, list) else [value]
-    return value is None or all(type(token) is int and token >= 0 for token in tokens)
+    kinds = {"architectures": [kind.architecture], "model_type": kind.name}
+    return {**kinds, **fields, **special, "dtype": TORCH[code], "use_cache": True}
 
 
 def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
@@ -282,18 +257,18 @@ def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
         attention=settings.AttentionTable(),
         experts=settings.ExpertsTable(**own),
     )
-    again = plan_on_one_rank(filled(LoadedConfig(bare, NONE), keys, folder.where(CONFIG)).config)
+    again = plan_on_one_rank(with_keys(LoadedConfig(bare, NONE), keys.keys, keys.where).config)
     expected, said = spelled_out(config), spelled_out(again.config)
     if said.model != expected.model:
-        before, after = settings.flatten(config), settings.flatten(again.config)
-        resolved = settings.flatten(expected.config)
+        of_plans = (plan.config for plan in (expected, said, plan, again))
+        wanted, found, before, after = map(settings.flatten, of_plans)
         differing = [
             f"{key} = {before[key]!r} became {after[key]!r}"
-            for key, value in settings.flatten(said.config).items()
-            if key.partition(".")[0] in TABLES and resolved[key] != value and before[key] != after[key]
+            for key in found
+            if key.partition(".")[0] in TABLES and wanted[key] != found[key] and before[key] != after[key]
         ]
         raise MpitrainError(
-            f"{folder.where(CONFIG)} doesn't say this model: {listed(differing) or 'its layers differ'}; no "
+            f"{keys.where} doesn't say this model: {listed(differing) or 'its layers differ'}; no "
             f"{keys.kind.name} of transformers computes it"
         )
     return keys

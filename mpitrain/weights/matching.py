@@ -11,11 +11,12 @@ from mpitrain.errors import WeightsError, counted
 from mpitrain.inputs import listed, shown
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import family_of
-from mpitrain.plan.declared.hugging_face import FORMAT, ModelType, Stored, as_stored
+from mpitrain.plan.declared.hugging_face import FORMAT, Stored, as_stored
 from mpitrain.plan.declared.parameters import Spec
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.bits import DTYPES
 from mpitrain.weights.folder import ModelFolder
+from mpitrain.weights.keys import ModelKeys
 
 HEAD = "head.weight"
 EMBEDDING = "embedding.weight"
@@ -32,7 +33,7 @@ class Weight:
     spec: whole.
     rows: of it that the tensors have; the others, of a padded vocabulary, they lack.
     tensors: names; one of each expert, if by_expert.
-    shape: of each.
+    shape: of each. ours: of what one tensor has of the weight.
     """
 
     spec: Spec
@@ -41,15 +42,11 @@ class Weight:
     tensors: tuple[str, ...]
     by_expert: bool
     shape: tuple[int, ...]
+    ours: tuple[int, ...]
 
     @property
     def name(self) -> str:
         return self.spec.name
-
-    @property
-    def ours(self) -> tuple[int, ...]:
-        """The shape of what one tensor has of it."""
-        return self.spec.shape[1:] if self.by_expert else (self.rows, *self.spec.shape[1:])
 
     @property
     def box(self) -> Box:
@@ -66,12 +63,8 @@ def weights_of(plan: Plan, vocab: int) -> list[Weight]:
     if not names:
         family = shown(plan.config.model.family)
         raise WeightsError(f"model.family = {family} has no names in a Hugging Face folder")
-    weights = []
-    for spec in plan.parameters():
-        if spec.group == "load" or spec.name.startswith(FURTHER):
-            continue
-        weights.append(_weight(plan, spec, names, vocab))
-    return weights
+    specs = [spec for spec in plan.parameters() if spec.group != "load"]
+    return [_weight(plan, spec, names, vocab) for spec in specs if not spec.name.startswith(FURTHER)]
 
 
 def unused_biases(plan: Plan) -> list[Spec]:
@@ -95,11 +88,6 @@ def _names_of(plan: Plan) -> Mapping[str, str | Stored]:
     return family_of(plan.config.model).weight_names.get(FORMAT, {})
 
 
-def left_out(plan: Plan) -> list[Spec]:
-    """Return the weights that no folder has: of further tokens."""
-    return [spec for spec in plan.parameters() if spec.name.startswith(FURTHER)]
-
-
 def _weight(plan: Plan, spec: Spec, names: Mapping[str, str | Stored], vocab: int) -> Weight:
     match = re.fullmatch(r"blocks\.([0-9]+)\.(.*)", spec.name)
     pattern = f"blocks.{{block}}.{match[2]}" if match else spec.name
@@ -119,13 +107,7 @@ def _weight(plan: Plan, spec: Spec, names: Mapping[str, str | Stored], vocab: in
     ours = spec.shape[1:] if by_expert else (rows, *spec.shape[1:])
     count = spec.shape[0] if by_expert else 1
     tensors = tuple(name.replace("{expert}", str(expert)) for expert in range(count))
-    return Weight(spec, stored, rows, tensors, by_expert, tuple(stored.shape(ours, plan.config)))
-
-
-def head_of(plan: Plan) -> str:
-    """Return the name of the head's tensor, of a model that has one of its own."""
-    names = family_of(plan.config.model).weight_names[FORMAT]
-    return as_stored(names[HEAD]).name_for(plan.config) if HEAD in names else ""
+    return Weight(spec, stored, rows, tensors, by_expert, tuple(stored.shape(ours, plan.config)), ours)
 
 
 @dataclass(frozen=True)
@@ -147,27 +129,29 @@ class Matched:
     ignored: tuple[str, ...]
 
 
-def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further: int) -> Matched:
+def match(folder: ModelFolder, plan: Plan, keys: ModelKeys) -> Matched:
     """Return where the folder has which weight. Raises WeightsError unless it has all, and nothing else.
 
-    further: blocks after the last one, which predict further tokens.
+    keys: of the folder.
     """
-    weights, zeros = weights_of(plan, vocab), zeros_of(plan, vocab)
+    weights, zeros = weights_of(plan, keys.vocab), zeros_of(plan, keys.vocab)
     there = folder.names
-    if kind.prefix and not any(name.startswith(kind.prefix) for name in there):
-        weights = [_without(weight, kind.prefix) for weight in weights]
-        zeros = [_without(weight, kind.prefix) for weight in zeros]
-    absent = _absent_biases(weights, there)
+    prefix = keys.kind.prefix
+    if prefix and not any(name.startswith(prefix) for name in there):
+        weights, zeros = ([_without(weight, prefix) for weight in some] for some in (weights, zeros))
+    biases = [weight for weight in weights if weight.spec.group == BIAS]
+    absent = [] if any(weight.tensors[0] in there for weight in biases) else biases
     weights = [weight for weight in weights if weight not in absent]
     zeros = [weight for weight in zeros if weight.tensors[0] in there]
     _require_all(folder, [*weights, *zeros])
-    rest = there.keys() - {name for weight in (*weights, *zeros) for name in weight.tensors}
-    head = head_of(plan) if plan.config.model.tied else ""
+    rest = there.keys() - tensors_of((*weights, *zeros)).keys()
+    named = _names_of(plan).get(HEAD) if plan.config.model.tied else None
+    head = as_stored(named).name_for(plan.config) if named else ""
     head = head if head in rest else ""
     if head:
         _require_dtype(folder, head)
     empty = {name for name in rest if 0 in folder.entry(name).shape}  # shared experts of a model without
-    ignored = _ignored(rest - {head}, plan, kind, further) | empty
+    ignored = _ignored(rest - {head}, plan, keys) | empty
     if unused := sorted(rest - {head} - ignored):
         raise WeightsError(
             f"{shown(folder.path)}: {counted(len(unused), 'tensors', ',')} that no weight of "
@@ -175,11 +159,6 @@ def match(folder: ModelFolder, plan: Plan, kind: ModelType, vocab: int, further:
             "config.json says"
         )
     return Matched(tuple(weights), tuple(zeros), tuple(absent), head, tuple(sorted(ignored)))
-
-
-def _absent_biases(weights: Sequence[Weight], there: Mapping[str, str]) -> list[Weight]:
-    biases = [weight for weight in weights if weight.spec.group == BIAS]
-    return [] if any(weight.tensors[0] in there for weight in biases) else biases
 
 
 def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
@@ -192,21 +171,17 @@ def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
         )
     for weight in weights:
         for name in weight.tensors:
-            _require_like(folder, name, weight)
+            shape = folder.entry(name).shape
+            if shape != weight.shape:
+                raise WeightsError(
+                    f"{_where(folder, name)} is {list(shape)}, needed {list(weight.shape)} by config.json; "
+                    "one of them is another model's"
+                )
+            _require_dtype(folder, name)
 
 
 def _without(weight: Weight, prefix: str) -> Weight:
     return replace(weight, tensors=tuple(name.removeprefix(prefix) for name in weight.tensors))
-
-
-def _require_like(folder: ModelFolder, name: str, weight: Weight) -> None:
-    shape = folder.entry(name).shape
-    if shape != weight.shape:
-        raise WeightsError(
-            f"{_where(folder, name)} is {list(shape)}, needed {list(weight.shape)} by config.json; "
-            "one of them is another model's"
-        )
-    _require_dtype(folder, name)
 
 
 def _require_dtype(folder: ModelFolder, name: str) -> None:
@@ -222,15 +197,16 @@ def _where(folder: ModelFolder, name: str) -> str:
     return f"{folder.where(folder.names[name])}: {shown(name)}"
 
 
-def _ignored(names: Iterable[str], plan: Plan, kind: ModelType, further: int) -> set[str]:
+def _ignored(names: Iterable[str], plan: Plan, keys: ModelKeys) -> set[str]:
     """Return the names of tensors that are not part of the model, by what the family says of them."""
-    patterns = [*IGNORED, *kind.ignored]
+    patterns = [*IGNORED, *keys.kind.ignored]
     ignored = {name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)}
-    stored = family_of(plan.config.model).weight_names[FORMAT].values()
+    stored = _names_of(plan).values()
     fronts = {as_stored(form).name_for(plan.config).partition("{block}")[0] for form in stored}
-    layers = plan.config.model.layers
-    prefixes = [f"{front}{layers + number}." for front in fronts for number in range(min(further, 16))]
-    return ignored | {name for name in names if name.startswith(tuple(prefixes) or ("\0",))}
+    first = plan.config.model.layers
+    blocks = range(first, first + min(keys.further, 16))
+    prefixes = tuple(f"{front}{block}." for front in fronts for block in blocks)
+    return ignored | {name for name in names if name.startswith(prefixes)}
 
 
 def tensors_of(weights: Sequence[Weight]) -> dict[str, list[tuple[Weight, int]]]:

@@ -41,8 +41,7 @@ def opened(path: Path, plan: Plan) -> tuple[ModelFolder, Matched]:
     try:
         folder = ModelFolder(path)
         with closed_on_error(folder):
-            keys = require_same_model(folder, plan)
-            matched = match(folder, plan, keys.kind, keys.vocab, keys.further)
+            matched = match(folder, plan, require_same_model(folder, plan))
             if matched.absent:
                 raise ExportError(f"{shown(matched.absent[0].name)} wasn't written")
             return folder, matched

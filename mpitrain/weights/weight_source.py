@@ -5,7 +5,7 @@ tensor.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -168,8 +168,3 @@ class CheckpointSource:
 
     def close(self) -> None:
         self._saved.close()
-
-
-def missing(source: WeightSource, names: Sequence[str]) -> list[str]:
-    """Return the weights that a source lacks."""
-    return [name for name in names if source.box(name) is None]

@@ -7,22 +7,22 @@ lies otherwise than here, that tensor.
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from mpitrain.checkpoint.boxes import Box, whole
+from mpitrain.checkpoint.boxes import whole
 from mpitrain.checkpoint.files import SEND_BYTES, start_writeback
 from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.config import Config
 from mpitrain.errors import MpitrainError
-from mpitrain.inputs import open_regular, shown
+from mpitrain.inputs import closed_on_error, open_regular, shown
 from mpitrain.weights.ahead import ahead
 from mpitrain.weights.bits import CODES, DTYPES, cast, is_exact
-from mpitrain.weights.expected import ExpectedDigests
+from mpitrain.weights.expected import CastRows, ExpectedDigests
 from mpitrain.weights.folder import SINGLE
 from mpitrain.weights.header import header_of
 from mpitrain.weights.matching import Weight, tensors_of
@@ -57,16 +57,13 @@ def tensors_to_write(
 
     code: their dtype; of those that are written exactly, it is the checkpoint's.
     """
-    tensors = []
     kept = CODES[saved.array(f"parameters/{weights[0].name}").dtype]
-    for name, parts in tensors_of(weights).items():
-        weight = parts[0][0]
-        own = kept if weight.stored.exact else code
-        tensors.append(OutTensor(name, own, weight.shape, tuple(parts)))
-    for weight in zeros:
-        own = kept if weight.stored.exact else code
-        tensors += [OutTensor(name, own, weight.shape, ()) for name in weight.tensors]
-    return tensors
+    filled = [(name, parts[0][0], tuple(parts)) for name, parts in tensors_of(weights).items()]
+    empty = [(name, weight, ()) for weight in zeros for name in weight.tensors]
+    return [
+        OutTensor(name, kept if weight.stored.exact else code, weight.shape, parts)
+        for name, weight, parts in filled + empty
+    ]
 
 
 def shards_of(tensors: Sequence[OutTensor], most_bytes: int) -> dict[str, list[OutTensor]]:
@@ -81,11 +78,8 @@ def shards_of(tensors: Sequence[OutTensor], most_bytes: int) -> dict[str, list[O
         size += tensor.num_bytes
     if len(groups) == 1:
         return {SINGLE: groups[0]}
-    count = len(groups)
-    return {
-        f"model-{number:05d}-of-{count:05d}.safetensors": group
-        for number, group in enumerate(groups, start=1)
-    }
+    of_all = f"of-{len(groups):05d}.safetensors"
+    return {f"model-{number:05d}-{of_all}": group for number, group in enumerate(groups, start=1)}
 
 
 def write_shard(
@@ -101,42 +95,42 @@ def write_shard(
 
     expected: takes all that is written. each: hears how many bytes were written.
     """
-    with ExitStack() as stack:
-        file = stack.enter_context(open(open_regular(path, NEW, own=2), "wb", buffering=0))
-        file.write(header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
+    with new_file(path, syncing, own=2) as file:
+        write_all(file, header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
         sent = 0
         parts = ahead(part for tensor in tensors for part in _contents(tensor, saved, config))
         for content in ahead(_noted(parts, expected)):  # read and cast, noted, written: a thread each
-            left = memoryview(np.ascontiguousarray(content).reshape(-1).view(np.uint8))
-            while left:
-                left = left[file.write(left) :]
+            write_all(file, np.ascontiguousarray(content).reshape(-1).view(np.uint8))
             each(content.nbytes)
             if file.tell() - sent >= SEND_BYTES:
                 start_writeback(file.fileno(), sent, file.tell() - sent)
                 sent = file.tell()
-        stack.pop_all()
-        syncing.add(path, file)
+
+
+@contextmanager
+def new_file(path: Path, syncing: Syncing, own: int) -> Iterator[FileIO]:
+    """Yield a file that isn't there yet, and have it synced after the block. own: of open_regular()."""
+    file = FileIO(open_regular(path, NEW, own=own), "wb")
+    with closed_on_error(file):
+        yield file
+    syncing.add(path, file)
+
+
+def write_all(file: FileIO, content: bytes | np.ndarray) -> None:
+    """Write all of it, in as many calls as that takes."""
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _noted(
-    parts: Iterator[tuple[np.ndarray, "CastRows | None"]], expected: ExpectedDigests
+    parts: Iterator[tuple[np.ndarray, CastRows | None]], expected: ExpectedDigests
 ) -> Iterator[np.ndarray]:
     """Yield what is to be written, and have the digests of its numbers made."""
     for content, rows in parts:
         if rows is not None:
-            expected.add(*rows)
+            expected.add(rows)
         yield content
-
-
-class CastRows(NamedTuple):
-    """Rows of what one tensor has of a weight: as the checkpoint has them, and cast. exact: unchanged."""
-
-    weight: Weight
-    expert: int
-    box: Box
-    kept: np.ndarray
-    found: np.ndarray
-    exact: bool
 
 
 def _contents(
@@ -178,9 +172,8 @@ def _cast_rows(weight: Weight, expert: int, saved: Checkpoint, tensor: OutTensor
     name = f"parameters/{weight.name}"
     row_bytes = math.prod(weight.ours[1:]) * saved.array(name).dtype.itemsize
     for box in bands(whole(weight.ours), row_bytes):
-        if weight.by_expert:
-            kept = saved.read(name, (slice(expert, expert + 1), *box.slices))[0]
-        else:
-            kept = saved.read(name, box.slices)
+        of_expert = (slice(expert, expert + 1),) if weight.by_expert else ()
+        kept = saved.read(name, (*of_expert, *box.slices))
+        kept = kept[0] if weight.by_expert else kept
         exact = is_exact(kept, DTYPES[tensor.code])
         yield CastRows(weight, expert, box, kept, cast(kept, DTYPES[tensor.code], exact), exact)

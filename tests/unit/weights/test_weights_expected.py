@@ -13,6 +13,7 @@ from mpitrain.checkpoint.boxes import Box, Chunks, whole
 from mpitrain.errors import CheckpointError, WeightsError
 from mpitrain.weights.bits import BF16, DTYPES, SOME, cast, is_exact, widened
 from mpitrain.weights.expected import (
+    CastRows,
     ChunkDigests,
     ExpectedDigests,
     ExportDigests,
@@ -94,7 +95,7 @@ def test_what_cannot_be_exported_is_refused(number, code, error, message):
     found = cast(kept, DTYPES[code])
     exact = is_exact(kept, found.dtype)
     with pytest.raises(error, match=message):
-        ExpectedDigests(saved).add(weight, 0, weight.box, kept, found, exact)
+        ExpectedDigests(saved).add(CastRows(weight, 0, weight.box, kept, found, exact))
 
 
 @given(st.sets(st.integers(0, 4)), st.sampled_from(["BF16", "F32", "F16"]), st.integers(4, 5))
@@ -108,7 +109,7 @@ def test_digests_are_those_of_what_is_read_back_whichever_rows_are_rounded(round
         exact = is_exact(some, DTYPES[code])
         assert exact == (code == "F32" or (code == "BF16" and row not in rounded))
         box = Box((row, 0), (row + 1, ROW))
-        expected.add(weight, 0, box, some, cast(some, DTYPES[code], exact), exact)
+        expected.add(CastRows(weight, 0, box, some, cast(some, DTYPES[code], exact), exact))
     read = as_read(cast(kept, DTYPES[code]), kept.dtype)[:rows]
     found = checkpoint_of(read).array("w").digests
     assert expected.so_far == ExportDigests({"w": found}, largest_difference(read, kept[:rows]))

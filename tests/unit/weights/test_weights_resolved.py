@@ -13,7 +13,13 @@ from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import FAMILIES
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.weights.keys import config_json, filled, keys_of, plan_on_one_rank, require_same_model
+from mpitrain.weights.keys import (
+    config_json,
+    keys_of,
+    plan_on_one_rank,
+    require_same_model,
+    with_keys,
+)
 
 VOCAB = 300
 SIZES = ("model.layers=4", "model.width=48", "model.heads=4", "model.ffn=60", f"model.vocab={VOCAB}")
@@ -83,7 +89,7 @@ def test_what_is_equal_when_resolved_is_the_same_model(family):
     for name, plan in plans.items():
         if plan is not None:
             found = require_same_model(written(plan), plan_on_one_rank(plan.config))
-            assert found.family == family, name
+            assert found.keys["model.family"] == family, name
 
 
 @pytest.mark.parametrize(("family", "keys"), [(name, keys) for name in SPARSE for keys in SPARSE[name]])
@@ -140,9 +146,9 @@ def test_a_second_stage_may_give_the_keys_of_its_first(family, keys, other):
     folder = written(resolved(family, *keys))
     found = keys_of(folder)
     first = settings.read(None, [f"model.family={family}", *keys])
-    assert filled(first, found, "config.json").config.model.width == 48
+    assert with_keys(first, found.keys, "config.json").config.model.width == 48
     with pytest.raises(ConfigError, match=other.partition("=")[0]):
-        filled(settings.read(None, [f"model.family={family}", other]), found, "config.json")
+        with_keys(settings.read(None, [f"model.family={family}", other]), found.keys, "config.json")
 
 
 @pytest.mark.parametrize(("number", "kept"), [(-1, None), (True, None), (7, 7), ([7, 8], [7, 8])])
