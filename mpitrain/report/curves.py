@@ -1,6 +1,6 @@
 """Curves of runs: one description for the page, pictures, and the terminal. Draws nothing itself."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,11 +58,6 @@ class Points(NamedTuple):
     y: np.ndarray
 
     @property
-    def label(self) -> str:
-        """The short name of the run."""
-        return label_of(self.number)
-
-    @property
     def colour(self) -> str:
         """The run's colour, the same in all curves."""
         return COLOURS[self.number % len(COLOURS)]
@@ -84,25 +79,23 @@ def label_of(number: int) -> str:
     return chr(ord("A") + number % 26) + (str(number // 26 + 1) if number >= 26 else "")
 
 
-def points(curve: Curve, runs: Sequence[StepSeries], over: str) -> list[Points]:
-    """Return a curve of all runs that have it. over: "step", "tokens" or "hours"."""
-    drawn = []
+def lines_of(curves: Iterable[Curve], runs: Sequence[StepSeries], over: str) -> dict[Curve, list[Points]]:
+    """Return those curves that some runs have, each of all these. over: "step", "tokens" or "hours"."""
+    lines = {curve: list(_points(curve, runs, over)) for curve in curves}
+    return {curve: of_runs for curve, of_runs in lines.items() if of_runs}
+
+
+def _points(curve: Curve, runs: Sequence[StepSeries], over: str) -> Iterator[Points]:
     for number, run in enumerate(runs):
         columns = run.columns
         if curve.column not in columns:
             continue
-        x, y = thinned(_x(run, over), columns[curve.column] * curve.factor)
+        x = np.nancumsum(columns["step_s"]) / 3600 if over == "hours" else columns[over]
+        x, y = thinned(x, columns[curve.column] * curve.factor)
         if curve.logarithmic:
             x, y = x[y > 0], y[y > 0]
         if len(x) and (curve.column not in COUNTED or y.any()):
-            drawn.append(Points(number, x, y))
-    return drawn
-
-
-def _x(run: StepSeries, over: str) -> np.ndarray:
-    if over == "hours":
-        return np.nancumsum(run.columns["step_s"]) / 3600
-    return run.columns[over]
+            yield Points(number, x, y)
 
 
 def axis_range(*of_lines: np.ndarray) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 from bokeh.transform import transform
 
-from mpitrain.report.curves import COLOURS, CURVES, Curve, Points, evaluated, load_cells, points
+from mpitrain.report.curves import COLOURS, CURVES, Curve, Points, evaluated, label_of, lines_of, load_cells
 from mpitrain.report.recorded_run import Instruction, RecordedRun
 from mpitrain.report.series import LoadsLine
 
@@ -77,10 +77,10 @@ MOST_CURVES = 64  # of memory, a rank each
 
 
 def curves(runs: Sequence[RecordedRun], over: str) -> dict[str, Any]:
-    """Return the figures of all numbers that some run has, by name. over: as points() has it."""
+    """Return the figures of all numbers that some run has, by name. over: as lines_of() has it."""
     steps = [run.steps for run in runs]
-    drawn = {curve: points(curve, steps, over) for curve in (*CURVES, *evaluated(steps))}
-    return {c.figure: _curve(c, lines, len(runs), over) for c, lines in drawn.items() if lines}
+    drawn = lines_of((*CURVES, *evaluated(steps)), steps, over)
+    return {curve.figure: _curve(curve, lines, len(runs), over) for curve, lines in drawn.items()}
 
 
 def _curve(curve: Curve, lines: Sequence[Points], num_runs: int, over: str) -> Any:
@@ -88,7 +88,7 @@ def _curve(curve: Curve, lines: Sequence[Points], num_runs: int, over: str) -> A
     for line in lines:
         # `watch` finds it by its name
         source = ColumnDataSource({"x": line.x, "y": line.y}, name=f"{curve.figure} {line.number}")
-        legend = {"legend_label": line.label} if 1 < num_runs <= MOST_NAMED else {}
+        legend = {"legend_label": label_of(line.number)} if 1 < num_runs <= MOST_NAMED else {}
         dash = line.dash.replace("dashdot", "dotdash")
         plot.line("x", "y", source=source, line_width=1.6, color=line.colour, line_dash=dash, **legend)
         if len(line.x) < 40:

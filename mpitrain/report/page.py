@@ -14,7 +14,7 @@ from bokeh.embed import json_item
 from bokeh.resources import Resources
 
 from mpitrain.report import figures
-from mpitrain.report.curves import CURVES, evaluated, label_of, load_cells, points
+from mpitrain.report.curves import CURVES, evaluated, label_of, lines_of, load_cells
 from mpitrain.report.recorded_run import RecordedRun
 from mpitrain.report.tables import tables
 
@@ -148,8 +148,8 @@ def state(runs: Sequence[RecordedRun], over: str, version: str) -> str:
     steps = [run.steps for run in runs]
     sources = {
         f"{curve.figure} {line.number}": {"x": line.x.tolist(), "y": line.y.tolist()}
-        for curve in (*CURVES, *evaluated(steps))
-        for line in points(curve, steps, over)
+        for curve, lines in lines_of((*CURVES, *evaluated(steps)), steps, over).items()
+        for line in lines
     }
     for number, of_run in enumerate(steps):
         if of_run.loads is not None:

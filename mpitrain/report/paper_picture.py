@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from mpitrain.inputs import printable, rendered
-from mpitrain.report.curves import Curve, Points, points
+from mpitrain.report.curves import Curve, Points, lines_of
 from mpitrain.report.recorded_run import RecordedRun
 
 PANEL = (3.4, 2.5)  # inches: a column of a paper
@@ -22,13 +22,12 @@ def draw(runs: Sequence[RecordedRun], curves: Sequence[Curve], over: str, kind: 
 
     Raises ValueError if no run has any of the curves.
     """
-    drawn = {curve: points(curve, [run.steps for run in runs], over) for curve in curves}
-    drawn = {curve: of_runs for curve, of_runs in drawn.items() if of_runs}
+    drawn = lines_of(curves, [run.steps for run in runs], over)
     if not drawn:
         raise ValueError(f"no run has {' or '.join(curve.column for curve in curves)}")
     columns = min(ACROSS, len(drawn))
     rows = -(-len(drawn) // columns)
-    size = (columns * PANEL[0], rows * PANEL[1])
+    size = columns * PANEL[0], rows * PANEL[1]
     figure = Figure(figsize=size, facecolor="white", layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for panel, (curve, of_runs) in zip(panels, drawn.items()):
@@ -42,10 +41,8 @@ def draw(runs: Sequence[RecordedRun], curves: Sequence[Curve], over: str, kind: 
 
 def _panel(panel: Axes, curve: Curve, of_runs: Sequence[Points], over: str) -> None:
     for line in of_runs:
-        marker = "o" if len(line.x) < 40 else ""
-        panel.plot(
-            line.x, line.y, color=line.colour, linestyle=line.dash, linewidth=1.2, marker=marker, markersize=3
-        )
+        style = {"color": line.colour, "linestyle": line.dash, "marker": "o" if len(line.x) < 40 else ""}
+        panel.plot(line.x, line.y, linewidth=1.2, markersize=3, **style)
     if curve.logarithmic:
         panel.set_yscale("log")
         low, high = panel.get_ylim()
@@ -64,10 +61,10 @@ def _legend(figure: Figure, runs: Sequence[RecordedRun], drawn: dict[Curve, list
     """Name the runs by their folders, as text: markup in a name stays what it is."""
     panel = figure.axes[0]
     lines = {line.number: line for of_runs in drawn.values() for line in of_runs}
-    handles = [
-        panel.plot([], [], color=line.colour, linestyle=line.dash)[0] for _, line in sorted(lines.items())
-    ]
-    names = [printable(Path(runs[number].path).resolve().name)[:LONGEST_NAME] for number in sorted(lines)]
+    handles, names = [], []
+    for number, line in sorted(lines.items()):
+        handles += panel.plot([], [], color=line.colour, linestyle=line.dash)
+        names.append(printable(Path(runs[number].path).resolve().name)[:LONGEST_NAME])
     legend = figure.legend(handles, names, loc="outside lower left", ncols=3, fontsize=SMALL, frameon=False)
     for text in legend.get_texts():
         text.set_parse_math(False)

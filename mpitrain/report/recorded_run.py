@@ -1,6 +1,9 @@
 """What a run directory holds for a page. It may be a stranger's, damaged, or of a run under way."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -9,7 +12,7 @@ import msgspec
 from mpitrain.cluster.rundir import RunDir, read_with_origins, require_run
 from mpitrain.config import flatten
 from mpitrain.errors import InputError, counted
-from mpitrain.inputs import read_regular, shown
+from mpitrain.inputs import decoded, read_regular, shown
 from mpitrain.report.series import StepReader, StepSeries
 
 MOST_TRACE_BYTES = 1 << 26
@@ -48,10 +51,8 @@ class Instruction(msgspec.Struct, frozen=True):
     def blocked_ms(self) -> dict[str, float]:
         """For how long the rank stood still meanwhile, by axis."""
         blocked = self.args.get("blocked_s")
-        if not isinstance(blocked, dict):
-            return {}
-        seconds = {axis: _number(value) for axis, value in list(blocked.items())[:MOST_AXES]}
-        return {axis: 1e3 * waited for axis, waited in seconds.items() if waited}
+        axes = islice(blocked.items(), MOST_AXES) if isinstance(blocked, dict) else ()
+        return {axis: 1e3 * waited for axis, value in axes if (waited := _number(value))}
 
 
 def _number(value: Any) -> float | None:
@@ -144,11 +145,10 @@ class RunReader:
     def read(self) -> RecordedRun:
         """Return what the directory holds now."""
         notes: list[str] = []
-        steps = self._read_steps(notes)
         rundir = self._rundir
         return RecordedRun(
             self._path,
-            steps,
+            self._read_steps(notes),
             _keys(rundir, notes),
             _lines(rundir.ends, RunEnd, notes),
             _lines(rundir.evaluations, dict[str, Any], notes),
@@ -198,51 +198,53 @@ def _keys(rundir: RunDir, notes: list[str]) -> list[tuple[str, str, str]]:
     except InputError as error:
         notes.append(shown(error.args[0]))
         return []
-    values = flatten(loaded.config)
-    typed = {key: x if isinstance(x, str) else json.dumps(x, default=str) for key, x in values.items()}
-    return [(key, value, str(loaded.origins.of(key))) for key, value in typed.items()]
+    return [
+        (key, x if isinstance(x, str) else json.dumps(x, default=str), str(loaded.origins.of(key)))
+        for key, x in flatten(loaded.config).items()
+    ]
 
 
 def _lines(path: Path, kind: type, notes: list[str]) -> list:
     """Return the last objects of a file of JSON lines; what is none is counted."""
-    try:
+    content = b""
+    with _noted(path, notes):
         content = read_regular(path, MOST_TRACE_BYTES)
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        notes.append(f"{path.name} can't be read: {shown(error)}")
-        return []
-    read, damaged = [], 0
-    for line in content.splitlines()[-MOST_ROWS:]:
-        try:
-            read.append(msgspec.json.decode(line, type=kind))
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            damaged += 1
-    if damaged:
+    lines = content.splitlines()[-MOST_ROWS:]
+    read = []
+    for line in lines:
+        with suppress(ValueError):
+            read.append(decoded(line, kind))
+    if damaged := len(lines) - len(read):
         notes.append(f"{path.name}: {counted(damaged, 'lines', ',')} can't be read")
     return read
 
 
 def _decoded(path: Path, most_bytes: int, absent: Kind, notes: list[str]) -> Kind:
     """Return what a file of JSON holds; `absent`, of its type, where it is absent or damaged."""
-    try:
+    with _noted(path, notes):
         return msgspec.json.decode(read_regular(path, most_bytes), type=type(absent))
+    return absent
+
+
+@contextmanager
+def _noted(path: Path, notes: list[str]) -> Iterator[None]:
+    """Note what is wrong with a file that is there."""
+    try:
+        yield
     except FileNotFoundError:
-        return absent
+        pass
     except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} can't be read: {shown(error)}")
-        return absent
 
 
 def _trace(path: Path, notes: list[str]) -> list[Instruction]:
     """Return the instructions of the last step that was traced."""
     trace = _decoded(path, MOST_TRACE_BYTES, Trace([]), notes)
-    events = [
-        event for event in trace.traceEvents if event.ph == "X" and max(abs(event.ts), abs(event.dur)) < 1e15
-    ]
-    numbers = [event.args.get("step") for event in events]
+    whole = [event for event in trace.traceEvents if event.ph == "X"]
+    events = [event for event in whole if max(abs(event.ts), abs(event.dur)) < 1e15]
+    numbers = (event.args.get("step") for event in events)
     last = max((number for number in numbers if type(number) is int), default=0)
-    events = [event for event, number in zip(events, numbers) if number == last]
+    events = [event for event in events if event.args.get("step") == last]
     if len(events) > MOST_BOXES:
         notes.append(f"trace.json: {MOST_BOXES:,} of {len(events):,} instructions are shown")
     return events[:MOST_BOXES]

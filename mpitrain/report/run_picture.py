@@ -3,7 +3,7 @@
 Written without a library: a run ends with them, and matplotlib takes a second and 30 MB.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from html import escape
 from math import floor, log10
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from mpitrain.cluster.rundir import RunDir
 from mpitrain.inputs import as_argument, replacing, shown
-from mpitrain.report.curves import BY_COLUMN, COLOURS, axis_range, load_cells, points
+from mpitrain.report.curves import BY_COLUMN, COLOURS, axis_range, lines_of, load_cells
 from mpitrain.report.series import AxisCost, LoadsLine, StepReader, StepSeries
 
 WIDTH, HEIGHT = 760, 270
@@ -33,8 +33,7 @@ def write(rundir: RunDir) -> str:
     to = rundir.picture
     try:
         if rundir.metrics.lstat().st_size > MOST_METRICS:
-            ask = f"mpitrain report {as_argument(rundir.path)}"
-            return f"{shown(to)} isn't drawn of so many steps: {ask}"
+            return f"{shown(to)} isn't drawn of so many steps: mpitrain report {as_argument(rundir.path)}"
         steps = StepReader(rundir.metrics).read()
         with replacing(to) as file:
             file.write(draw(steps))
@@ -50,13 +49,13 @@ def write(rundir: RunDir) -> str:
 
 def draw(steps: StepSeries) -> bytes:
     """Return losses and communication as an .svg file."""
-    names = ("training loss, nats", "loss"), ("validation loss, nats", "val_loss")
-    return _picture(*_curves(steps, names), *_communication(steps.comm, steps.num_sampled))
+    titles = {"loss": "training loss, nats", "val_loss": "validation loss, nats"}
+    return _picture(*_curves(steps, titles), *_communication(steps.comm, steps.num_sampled))
 
 
 def draw_loads(steps: StepSeries, loads: LoadsLine) -> bytes:
     """Return how unequal the loads of experts were over steps, and the newest ones, as an .svg file."""
-    return _picture(*_curves(steps, [(BY_COLUMN["load_cv"].title, "load_cv")]), *_loads(loads))
+    return _picture(*_curves(steps, {"load_cv": BY_COLUMN["load_cv"].title}), *_loads(loads))
 
 
 def _picture(*content: str) -> bytes:
@@ -66,14 +65,14 @@ def _picture(*content: str) -> bytes:
     ).encode()
 
 
-def _curves(steps: StepSeries, names: Sequence[tuple[str, str]]) -> Iterator[str]:
-    """Draw columns over steps.  names: a title and a column each."""
-    drawn = [(title, points(BY_COLUMN[column], [steps], "step")) for title, column in names]
-    lines = [(title, of_run[0]) for title, of_run in drawn if of_run]
+def _curves(steps: StepSeries, titles: Mapping[str, str]) -> Iterator[str]:
+    """Draw columns over steps.  titles: by column."""
+    drawn = lines_of([BY_COLUMN[column] for column in titles], [steps], "step")
+    lines = {titles[curve.column]: line for curve, (line,) in drawn.items()}
     if not lines:
         return
-    low_x, high_x = axis_range(*(line.x for _, line in lines))
-    low_y, high_y = axis_range(*(line.y for _, line in lines))
+    low_x, high_x = axis_range(*(line.x for line in lines.values()))
+    low_y, high_y = axis_range(*(line.y for line in lines.values()))
     across = (RIGHT - LEFT) / (high_x - low_x)
     up = (BOTTOM - TOP) / (high_y - low_y)
     for value in ticks(low_y, high_y):
@@ -82,7 +81,7 @@ def _curves(steps: StepSeries, names: Sequence[tuple[str, str]]) -> Iterator[str
     for value in ticks(low_x, high_x):
         yield _text(LEFT + (value - low_x) * across, BOTTOM + 16, f"{value:,.10g}", "middle")
     yield _text((LEFT + RIGHT) / 2, BOTTOM + 32, "step", "middle")
-    for place, (title, line) in enumerate(lines):
+    for place, (title, line) in enumerate(lines.items()):
         xs, ys = LEFT + (line.x - low_x) * across, BOTTOM - (line.y - low_y) * up
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in zip(xs, ys))
         colour = COLOURS[place]
@@ -148,9 +147,9 @@ def _milliseconds(cost: AxisCost, num_steps: int) -> float:
     return 1e3 * (cost.blocked_s + cost.overlapped_s) / num_steps
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return round numbers between two, at most some seven."""
-    wide = (high - low) / most
+    wide = (high - low) / 6
     unit = 10.0 ** floor(log10(wide))
     step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= wide)
     return [float(place * step) for place in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)]

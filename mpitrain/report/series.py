@@ -5,6 +5,8 @@ import os
 from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple, TypeVar
 
@@ -13,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 
 from mpitrain.cluster.rundir import MOST_LINE_BYTES
-from mpitrain.inputs import open_regular
+from mpitrain.inputs import decoded, open_regular
 
 MOST_POINTS = 1500  # of a curve: a screen has no more columns
 # what a run can have computed: sums and products of two stay finite
@@ -85,9 +87,6 @@ COLUMNS = StepLine.__struct_fields__
 SAMPLED = 64  # last steps, whose communication is averaged
 MOST_NAMES = 32  # of axes or ranks
 MOST_LETTERS = 100  # of the name of an evaluation
-LOADS = b'"expert_loads"'
-EVALUATIONS = b'"evaluations"'
-SAMPLES = b'"samples"'
 MOST_EVALUATIONS = 12  # curves of sources and tasks
 NOISE_STEPS = 100  # over whose mean the noise scale is taken
 
@@ -180,14 +179,13 @@ class StepReader:
             read = self._decode(line)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return False
-        values = msgspec.structs.astuple(read)
-        self._rows.extend(math.nan if value is None else value for value in values)
+        self._rows.extend(math.nan if x is None else x for x in msgspec.structs.astuple(read))
         self._newest.append(line)
-        if LOADS in line:
+        if b'"expert_loads"' in line:
             self._loads = line
-        if SAMPLES in line:
+        if b'"samples"' in line:
             self._samples = line
-        if EVALUATIONS in line:
+        if b'"evaluations"' in line:
             self._take_evaluations(line)
         return True
 
@@ -227,10 +225,9 @@ class StepReader:
 
 
 def _line_of(kind: type[Kind], line: bytes) -> Kind | None:
-    try:
-        return msgspec.json.decode(line, type=kind) if line else None
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None
+    with suppress(ValueError):
+        return decoded(line, kind)
+    return None
 
 
 def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float], int, dict[str, float]]:
@@ -243,12 +240,12 @@ def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float
         if (read := _line_of(CostLine, line)) is None:
             continue
         count += bool(read.comm)
-        for name, cost in list(read.comm.items())[:MOST_NAMES]:
+        for name, cost in islice(read.comm.items(), MOST_NAMES):
             of_axis = costs.setdefault(name, AxisCost(0, 0.0, 0.0))
             for field in AxisCost.__struct_fields__:
                 setattr(of_axis, field, getattr(of_axis, field) + (getattr(cost, field) or 0))
         for total, seconds_by_name in ((waits, read.waited_for), (idle, read.idle)):
-            for name, seconds in list(seconds_by_name.items())[:MOST_NAMES]:
+            for name, seconds in islice(seconds_by_name.items(), MOST_NAMES):
                 total[name] = total.get(name, 0.0) + (seconds or 0.0)
     return costs, waits, count, idle
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpitrain.inputs import printable
-from mpitrain.report.curves import BY_COLUMN, Curve, Points, axis_range, label_of, points
+from mpitrain.report.curves import BY_COLUMN, Curve, Points, axis_range, label_of, lines_of
 from mpitrain.report.recorded_run import RecordedRun
 
 ACROSS = 2
@@ -21,16 +21,14 @@ BRAILLE = 0x2800
 
 def screen(runs: Sequence[RecordedRun], over: str, width: int, height: int, plain: bool) -> Group:
     """Return what fits. plain: without Braille."""
-    steps = [run.steps for run in runs]
-    curves = (BY_COLUMN[name] for name in SHOWN)
-    drawn = [(curve, lines) for curve in curves if (lines := points(curve, steps, over))]
+    drawn = lines_of([BY_COLUMN[name] for name in SHOWN], [run.steps for run in runs], over)
     tables = [_numbers(runs), _communication(runs[0])]
     rows = -(-len(drawn) // ACROSS)
     lines_used = sum(table.row_count + 1 for table in tables)
     each = max(3, (height - lines_used - 1) // max(1, rows) - 2)
     room = (width - 2 * (ACROSS - 1)) // ACROSS
     grid = Table.grid(padding=(0, 2, 0, 0))
-    panels = [_panel(curve, lines, over, room, each, plain) for curve, lines in drawn]
+    panels = [_panel(curve, lines, over, room, each, plain) for curve, lines in drawn.items()]
     for first in range(0, len(panels), ACROSS):
         grid.add_row(*panels[first : first + ACROSS])
     notes = [Text(printable(note)[:width]) for run in runs for note in run.notes[:1]]
@@ -54,7 +52,8 @@ def _panel(curve: Curve, lines: Sequence[Points], over: str, width: int, height:
     for row in range(height):
         text.append(f"{marks.get(row, ''):>{LABEL}} ")
         for cell, colour in zip(cells[row], colours[row]):
-            text.append(_character(cell, plain), colour or None)
+            dots = "*" if plain else chr(BRAILLE + cell)
+            text.append(dots if cell else " ", colour or None)
         text.append("\n")
     left, right = f"{frame[0]:,.4g}", f"{frame[1]:,.6g} {over}"
     text.append(f"{'':{LABEL}} {left}{right:>{max(1, columns - len(left))}}")
@@ -88,12 +87,6 @@ def _dots(
     return sum(grid[r::4, c::2] * DOTS[r][c] for r in range(4) for c in range(2))
 
 
-def _character(dots: int, plain: bool) -> str:
-    if not dots:
-        return " "
-    return "*" if plain else chr(BRAILLE + dots)
-
-
 def _numbers(runs: Sequence[RecordedRun]) -> Table:
     table = _table("", "run", "step", "loss", "val", "tokens/s", "MFU")
     whole, exact = "{:,.0f}", "{:.4f}"
@@ -110,9 +103,8 @@ def _communication(run: RecordedRun) -> Table:
     count = max(1, run.steps.num_sampled)
     costs = sorted(run.steps.comm.items(), key=lambda item: -item[1].blocked_s)
     for name, cost in costs[:MOST_AXES]:
-        megabytes = f"{cost.bytes / 1e6 / count:,.3f}"
         times = (f"{1e3 * s / count:,.1f}" for s in (cost.blocked_s, cost.overlapped_s))
-        table.add_row(Text(printable(name)[:20]), megabytes, *times)
+        table.add_row(Text(printable(name)[:20]), f"{cost.bytes / 1e6 / count:,.3f}", *times)
     return table
 
 
