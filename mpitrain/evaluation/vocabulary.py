@@ -7,11 +7,9 @@ from mpitrain.weights.companions import document_tokens, ends_of_run, prefix_of_
 
 
 class EvaluatedVocabulary:
-    """A tokenizer, and the special tokens of a run.
+    """A tokenizer, and the special tokens of a run. None: there is none.
 
-    begin: the token that begins a text, None: there is none.
-    prefix: the token before a text that has none of its own; None: there is none.
-    ends: tokens that end a text that is generated.
+    begin: begins a text. prefix: before a text that has none of its own. ends: end generated text.
     """
 
     def __init__(

@@ -15,12 +15,7 @@ class ScoreRequest(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Of a request.
-
-    log_likelihood: sum of the scored tokens' logarithms.
-    greedy: each was the likeliest.
-    token: the likeliest in place of the last one.
-    """
+    """Of a request. greedy: all tokens were the likeliest. token: the likeliest for the last."""
 
     log_likelihood: float
     greedy: bool

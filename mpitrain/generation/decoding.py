@@ -66,10 +66,7 @@ def why_not_cached(plan: Plan) -> str | None:
 
 
 def length_in_memory(plan: Plan) -> int:
-    """Return for how many tokens, at most data.sequence, keys and values fit beside the weights.
-
-    Raises ConfigError if none do.
-    """
+    """Return how many tokens, up to data.sequence, fit in memory. Raises ConfigError for none."""
     itemsize = itemsizes_of(plan.config)[0]
     layers = _layers(plan)
     weights = sum(spec.numel for spec in plan.parameters()) * itemsize

@@ -87,8 +87,7 @@ class ShownText:
     def grow(self, text: str, settled: int, last: bool = False) -> str:
         """Return what is new of the whole text and can't change, nor be a part of a stop string.
 
-        settled: characters at its beginning that no later token changes (generate.py).
-        last: nothing comes after it.
+        settled: characters that no later token changes. last: nothing comes after it.
         """
         stops = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop, self._begin)) >= 0]
         if stops:

@@ -18,10 +18,7 @@ LONGEST_NAME = 40
 
 
 def draw(runs: Sequence[RecordedRun], curves: Sequence[Curve], over: str, kind: str) -> bytes:
-    """Return the picture, a panel a curve. kind: svg or png. Equal runs give equal bytes.
-
-    Raises ValueError if no run has any of the curves.
-    """
+    """Return the picture, a panel a curve, as svg or png. Raises ValueError if there is none."""
     drawn = lines_of(curves, [run.steps for run in runs], over)
     if not drawn:
         raise ValueError(f"no run has {' or '.join(curve.column for curve in curves)}")

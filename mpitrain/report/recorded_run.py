@@ -124,10 +124,7 @@ class RecordedRun(NamedTuple):
 
 
 class RunReader:
-    """Reads a run directory, again and again of a run under way.
-
-    Raises CheckpointError for a folder that is none.
-    """
+    """Reads a run directory, again and again. Raises CheckpointError for a folder that is none."""
 
     def __init__(self, path: str):
         self._path = path

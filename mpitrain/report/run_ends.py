@@ -14,13 +14,10 @@ TIME = "%Y-%m-%d %H:%M:%S %z"
 
 
 class Reliability(NamedTuple):
-    """hours_between_failures: of running; share_trained: steps that count, of the time since the first start.
-
-    NaN is what isn't known.
-    """
+    """share_trained: steps that count, of the time since the first start. NaN: it isn't known."""
 
     num_failures: int
-    hours_between_failures: float
+    hours_between_failures: float  # of running
     steps_lost: int
     share_trained: float
 

@@ -23,10 +23,7 @@ MOST_SAMPLES = 20
 
 
 class RunTable(NamedTuple):
-    """A table of all runs, whose first column names the run.
-
-    section: of the page. head: names of the other columns. rows: of one run. title: above it.
-    """
+    """A table of all runs, whose first column names the run. head: the others. rows: of one run."""
 
     section: str
     head: tuple[str, ...]

@@ -11,8 +11,7 @@ END = object()
 def ahead(items: Iterator[Item]) -> Iterator[Item]:
     """Yield what an iterator yields; a thread makes the next one while one is used.
 
-    For arrays: reading a file, and numpy, let other threads run. What the iterator raises comes when
-    that item is asked for. Where no thread can be started, each is made when it is asked for.
+    An error comes when its item is asked for. Without a thread, each is made when it is asked for.
     """
     with ThreadPoolExecutor(1, "mpitrain-ahead") as pool:
         try:

@@ -119,10 +119,7 @@ def companions_of(path: str) -> Files:
 
 
 def keep_companions(init: str, tokenizer: Tokenizer, file: str, target: Path) -> None:
-    """Write what belongs to a run's model beside its weights into a folder of the run.
-
-    init: model.init. tokenizer: of the run; file: data.tokenizer, where it was read.
-    """
+    """Write a model's companions into a run's folder. init: model.init. file: data.tokenizer."""
     files = with_tokenizer(companions_of(init) if init else {}, tokenizer, file)
     if set(files) - {TOKENIZER}:  # that alone is kept with the tokens
         write_companions(files, target)
@@ -205,10 +202,7 @@ def _run_of(saved: Checkpoint) -> RunDir | None:
 
 
 def with_texts(given: LoadedConfig, texts: Mapping[str, object], where: str) -> Beginning:
-    """Return a configuration with the keys of a model's own run for texts that the user left open.
-
-    texts: keys and values. where: they come from.
-    """
+    """Return a configuration with a model's keys for texts, from `where`, if they were left open."""
     new = {key: value for key, value in texts.items() if not given.origins.is_given(key)}
     if given.origins.is_given(TOKENIZER_KEY):  # the names of its tokens are others
         new = {key: value for key, value in new.items() if key == SEQUENCE_KEY}
@@ -243,10 +237,7 @@ def no_tokenizer(path: Path) -> str:
 
 
 def source_of(path: str, plan: Plan) -> WeightSource:
-    """Open the weights of model.init for a plan's model. Raises InputError unless all fit.
-
-    Reads headers alone. The caller closes it.
-    """
+    """Open the weights of model.init, headers alone. Raises InputError unless all fit the plan."""
     if not is_folder_of_others(path):
         return checkpoint_source(opened_checkpoint(path), plan)
     folder = ModelFolder(path)

@@ -12,12 +12,7 @@ TABLES = ("model", "attention", "experts", "batch", "precision", "optimizer", "s
 
 
 def card(config: Config, saved: Checkpoint, dtype: str, facts: Mapping[str, str], data: str) -> str:
-    """Return the text of README.md.
-
-    dtype: of the tensors.
-    facts: of the weights, by what they are.
-    data: what it was trained on.
-    """
+    """Return the text of README.md. facts: of the weights. data: what it was trained on."""
     rows = {
         "step": f"{saved.step:,}",
         "tokens trained on": f"{saved.meta.get('tokens', 0):,}",

@@ -102,10 +102,7 @@ def tokenizer_of_run(run: RunDir) -> Path | None:
 
 
 def files_of_tokenizer(file: Path, content: bytes) -> Files:
-    """Return a tokenizer's file, and what lies beside it, if it is named tokenizer.json.
-
-    Raises DataError for one of these that can't be read.
-    """
+    """Return a tokenizer's file, and what lies beside a tokenizer.json. Raises DataError."""
     files = {TOKENIZER: content}
     if file.name == TOKENIZER:
         for name in (*TOKENIZER_FILES, *templates_in(file.parent)):
@@ -226,10 +223,9 @@ def document_tokens(run: RunDir, tokenizer: Tokenizer) -> tuple[int | None, int 
 
 
 def prefix_of_texts(run: RunDir, data: Data) -> int | None:
-    """Return the token before a text that is judged: what the tokenizer of an export names bos_token,
-    or else eos_token; None: it names neither.
+    """Return the token before a text that is judged (lm-evaluation-harness, prefix_token_id).
 
-    So lm-evaluation-harness has it (prefix_token_id).
+    The bos_token of an export's tokenizer, or else its eos_token; None: it names neither.
     """
     files = companions_of_run(run)
     special = special_tokens(run, files, data)

@@ -31,10 +31,7 @@ class ExportDigests(NamedTuple):
 
 
 class ChunkDigests:
-    """Digests of the chunks of an array whose elements come in order, in runs that end anywhere.
-
-    A chunk has none if its elements didn't come one after the other.
-    """
+    """Digests of an array's chunks from runs of elements; none of one that came out of order."""
 
     def __init__(self, chunks: Chunks):
         self._length = chunks.rows * math.prod(chunks.shape[1:])
@@ -89,10 +86,7 @@ class ExpectedDigests:
         self._running_read: dict[str, ChunkDigests] = {}  # and as they are read back, once these differ
 
     def add(self, rows: CastRows) -> None:
-        """Take rows that are written.
-
-        Raises CheckpointError for a chunk that isn't what was saved, WeightsError for what isn't finite.
-        """
+        """Take rows. Raises CheckpointError for chunks that changed, WeightsError for infinity."""
         weight, expert, box, kept, found, exact = rows
         name = PARAMETERS + weight.name
         array = self._saved.array(name)
@@ -148,10 +142,7 @@ def as_read(found: np.ndarray, saved_as: np.dtype) -> np.ndarray:
 
 
 def largest_difference(read: np.ndarray, kept: np.ndarray) -> float:
-    """Return the largest difference of numbers of an export from those of the checkpoint.
-
-    NaN or infinite if one of them is.
-    """
+    """Return how far an export is off the checkpoint; NaN or infinite if one of its numbers is."""
     with np.errstate(invalid="ignore"):
         difference = np.subtract(read, widened(kept))
     return max(float(difference.max(initial=0.0)), -float(difference.min(initial=0.0)))

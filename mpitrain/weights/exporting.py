@@ -76,11 +76,7 @@ class ExportOptions:
 
 
 class ExportSource(NamedTuple):
-    """A step, and what is known of it.
-
-    run: the run directory it lies in, if there is one.
-    companions: content of the files that belong to it, by name.
-    """
+    """A step, the run directory it lies in, and the files that belong to it, by name."""
 
     saved: Checkpoint
     config: Config
@@ -90,10 +86,7 @@ class ExportSource(NamedTuple):
 
 
 class ExportPlan(NamedTuple):
-    """What is written: the folder, its weights, the files with their tensors, and their dtype.
-
-    prove: of ExportOptions.
-    """
+    """What is written: the folder, its weights, its files with their tensors, and their dtype."""
 
     source: ExportSource
     path: Path
@@ -112,16 +105,12 @@ class ExportPlan(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """A step that was exported.
-
-    rows: the table of the proof. warning: "", or what a crash may lose now.
-    left_out: names of weights for further tokens.
-    """
+    """A step that was exported. rows: the table of the proof. warning: what a crash may lose now."""
 
     step: int
     rows: Rows
     warning: str
-    left_out: list[str]
+    left_out: list[str]  # names of weights for further tokens
 
 
 def export(team: Team, given: str, target: str, options: ExportOptions) -> Exported:

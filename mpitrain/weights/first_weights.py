@@ -12,10 +12,7 @@ from mpitrain.weights.weight_source import WeightSource, bands
 
 
 def fill(pieces: Iterable[ParameterShard], source: WeightSource, seed: int) -> None:
-    """Fill the weights that a rank updates.
-
-    What the source lacks, as rows for further tokens, is as in a run without it. Raises InputError.
-    """
+    """Fill the weights that a rank updates; fresh ones that the source lacks. Raises InputError."""
     for piece in pieces:
         _fill(piece, source, seed)
 

@@ -70,11 +70,7 @@ def parsed(content: bytes) -> Any:
 
 
 class SafetensorsFile:
-    """An open file, of which any rows of any tensor can be read. Owns its descriptor until close().
-
-    entries: its tensors, by name.
-    Raises WeightsError for whatever is no such file.
-    """
+    """An open file, of which rows of a tensor can be read until close(). Raises WeightsError."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -86,10 +86,7 @@ def read_model(team: Team, folder: ModelFolder, target: Target, overrides: tuple
 
 
 def import_weights(team: Team, folder: ModelFolder, model: FolderModel, target: Target) -> Imported:
-    """Import a folder; each rank reads and writes a part of it. Collective.
-
-    Raises InputError, and leaves nothing, for whatever can't be imported.
-    """
+    """Import a folder, a part by each rank. Collective. Raises InputError, and leaves nothing."""
     begin_s = time.monotonic()
     asked, plan, _, matched = model
     source = FolderSource(folder, matched, plan.config)

@@ -42,18 +42,12 @@ DTYPE_FIELDS = ("dtype", "torch_dtype")  # of 5.x and 4.x
 
 
 class ModelKeys(NamedTuple):
-    """What a config.json says.
-
-    keys: by our names, `model.width`.
-    where: the file, for a message.
-    lines: of the report.
-    further: blocks that only predict further tokens.
-    """
+    """What a config.json says. where: its path. further: blocks for further tokens alone."""
 
     kind: ModelType
-    keys: dict[str, Any]
+    keys: dict[str, Any]  # by our names, model.width
     where: str
-    lines: list[str]
+    lines: list[str]  # of the report
     further: int
 
     @property
@@ -86,8 +80,7 @@ def keys_of(folder: ModelFolder) -> ModelKeys:
 def possible_keys_of(folder: ModelFolder) -> ModelKeys:
     """Return what the config.json of a folder says, once a model can be planned by it.
 
-    Raises ConfigError, which names the file, for sizes that don't fit each other, and WeightsError
-    for more blocks than the tensors can make.
+    Raises ConfigError for sizes that don't fit each other, WeightsError for too few tensors.
     """
     keys = keys_of(folder)
     try:
@@ -131,10 +124,7 @@ def _kind_of(fields: Fields) -> tuple[str, ModelType]:
 
 
 def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> LoadedConfig:
-    """Return a configuration with keys of a model from `where`; its own go before, where they may.
-
-    Raises ConfigError for a key that says another model.
-    """
+    """Return a configuration with a model's keys; its own go before. Raises ConfigError."""
     config = begun.config
     if begun.origins.is_given("model.preset"):
         raise ConfigError(
@@ -205,10 +195,7 @@ def spelled_out(config: Config) -> Plan:
 
 
 def fields_of(config: Config) -> tuple[ModelType, dict[str, Any]]:
-    """Return the model type and the fields of config.json for a resolved configuration's model.
-
-    Raises WeightsError if no model type of the family has this model.
-    """
+    """Return a model's type, and its fields of config.json. Raises WeightsError if it has none."""
     family = family_of(config.model)
     if not family.model_types:
         raise WeightsError(
@@ -222,11 +209,9 @@ def fields_of(config: Config) -> tuple[ModelType, dict[str, Any]]:
 def config_json(
     config: Config, code: str, carried: Mapping[str, Any], ends: Mapping[str, int | None]
 ) -> dict[str, Any]:
-    """Return the object of config.json for a resolved configuration's model.
+    """Return the object of config.json for a resolved configuration. code: dtype of the tensors.
 
-    code: dtype of the tensors.
-    carried: the config.json that the weights once came with, or nothing.
-    ends: numbers of special tokens, where that one says nothing.
+    carried: the one that the weights came with. ends: special tokens, where that says nothing.
     """
     kind, fields = fields_of(config)
     special = dict(ends)
@@ -244,10 +229,7 @@ def config_json(
 
 
 def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
-    """Return what a folder's config.json says. Raises MpitrainError unless that is the model of a plan.
-
-    The layers that it makes have to be equal, with every number that they compute with.
-    """
+    """Return a folder's keys. Raises MpitrainError unless its layers are those of a plan."""
     keys = keys_of(folder)
     config = plan.config
     own = {name: getattr(config.experts, name) for name in OF_TRAINING}

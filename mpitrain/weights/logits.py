@@ -66,18 +66,11 @@ np.savez(out, logits=logits.double().numpy(), wrong=json.dumps(wrong), version=t
 
 
 class SameLogits(NamedTuple):
-    """Logits of transformers and ours.
-
-    version: of transformers.
-    largest: difference.
-    most: largest logit.
-    tokens: that were compared.
-    tokenizer: what its AutoTokenizer does, if that isn't what tokenizer.json says.
-    """
+    """Logits of transformers and ours. tokenizer: what AutoTokenizer does otherwise, or nothing."""
 
     version: str
-    largest: float
-    most: float
+    largest: float  # difference
+    most: float  # the largest logit
     tokens: int
     tokenizer: str
 

@@ -55,10 +55,7 @@ class Weight:
 
 
 def weights_of(plan: Plan, vocab: int) -> list[Weight]:
-    """Return the weights of a model in its order, each with its tensors. Raises WeightsError.
-
-    vocab: tokens that the folder has a row for.
-    """
+    """Return a model's weights in order, with their tensors. vocab: rows. Raises WeightsError."""
     names = _names_of(plan)
     if not names:
         family = shown(plan.config.model.family)
@@ -117,8 +114,7 @@ class Matched:
     weights: all that are there, with the names that the folder has.
     zeros: what the folder has besides, which has to be 0: see zeros_of().
     absent: weights that it lacks, which are 0 then: biases of routers, none of which is there.
-    head: the tensor of a tied model's head, if it lies there besides: its numbers are the
-    embedding's.
+    head: of a tied model, if it lies there besides: its numbers are the embedding's.
     ignored: names of tensors that are not part of the model.
     """
 
@@ -130,10 +126,7 @@ class Matched:
 
 
 def match(folder: ModelFolder, plan: Plan, keys: ModelKeys) -> Matched:
-    """Return where the folder has which weight. Raises WeightsError unless it has all, and nothing else.
-
-    keys: of the folder.
-    """
+    """Return where the folder has which weight. Raises WeightsError unless these are all it has."""
     weights, zeros = weights_of(plan, keys.vocab), zeros_of(plan, keys.vocab)
     there = folder.names
     prefix = keys.kind.prefix

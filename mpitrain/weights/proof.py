@@ -122,10 +122,7 @@ def _bits(numbers: np.ndarray) -> np.ndarray:
 
 
 def digest_of(weights: Sequence[Weight], saved: Checkpoint, found: Digests) -> str:
-    """Return the digest of all weights as they are in an export: what a checkpoint of its import has.
-
-    Raises ExportError if a part of them wasn't read.
-    """
+    """Return the digest that an import of an export has. Raises ExportError for a part not read."""
     arrays = []
     for weight in weights:
         dtype = saved.array(PARAMETERS + weight.name).dtype

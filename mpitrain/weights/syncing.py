@@ -16,10 +16,7 @@ class Syncing:
         self._files: list[tuple[Path, Future[None]]] = []
 
     def add(self, path: Path, file: BinaryIO) -> None:
-        """Sync a file that nothing more is written to, and close it.
-
-        Where no thread can be started, it is synced when this returns.
-        """
+        """Sync a file that is complete, and close it; where no thread can be started, at once."""
         self._files.append((path, submitted(self._pool, _sync, file)))
 
     def wait(self) -> None:

@@ -35,10 +35,7 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # a file that isn't there yet
 
 @dataclass(frozen=True)
 class OutTensor:
-    """A tensor to be written.
-
-    parts: the weights in it, each with the number of the expert; none: zeros.
-    """
+    """A tensor to be written. parts: weights in it, each with its expert's number; none: zeros."""
 
     name: str
     code: str
@@ -53,10 +50,7 @@ class OutTensor:
 def tensors_to_write(
     weights: Sequence[Weight], zeros: Sequence[Weight], saved: Checkpoint, code: str
 ) -> list[OutTensor]:
-    """Return all tensors in the order of the model, zeros last.
-
-    code: their dtype; of those that are written exactly, it is the checkpoint's.
-    """
+    """Return all tensors in order, zeros last. code: dtype of those that aren't written exactly."""
     kept = CODES[saved.array(f"parameters/{weights[0].name}").dtype]
     filled = [(name, parts[0][0], tuple(parts)) for name, parts in tensors_of(weights).items()]
     empty = [(name, weight, ()) for weight in zeros for name in weight.tensors]
@@ -91,10 +85,7 @@ def write_shard(
     syncing: Syncing,
     each: Each,
 ) -> None:
-    """Write a file that isn't there yet, and have it synced. Raises OSError and InputError.
-
-    expected: takes all that is written. each: hears how many bytes were written.
-    """
+    """Write a new file, and have it synced. each: hears of bytes. Raises OSError and InputError."""
     with new_file(path, syncing, own=2) as file:
         write_all(file, header_of((tensor.name, tensor.code, tensor.shape) for tensor in tensors))
         sent = 0
@@ -136,10 +127,7 @@ def _noted(
 def _contents(
     tensor: OutTensor, saved: Checkpoint, config: Config
 ) -> Iterator[tuple[np.ndarray, CastRows | None]]:
-    """Yield the numbers of a tensor, in order, in its dtype; and rows of weights as they become them.
-
-    What is written may be nothing yet: of a tensor that lies there otherwise than here, all comes at last.
-    """
+    """Yield a tensor's numbers in order, maybe none at first, and rows that were cast for them."""
     dtype = DTYPES[tensor.code]
     if not tensor.parts:
         yield np.zeros(tensor.shape, dtype), None

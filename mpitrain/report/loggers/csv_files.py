@@ -18,10 +18,7 @@ FIRST = ["step", "time"]
 
 
 class CsvLogger:
-    """metrics.csv has a column a name; one that comes later is empty in the rows before.
-
-    A start that resumes continues the table.
-    """
+    """A table with a column a name, empty in rows before it came. A resumed start continues it."""
 
     def __init__(self, run: LoggedRun):
         self._path = run.folder / METRICS

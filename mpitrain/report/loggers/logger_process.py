@@ -33,10 +33,7 @@ MOST_WORDS = 2000  # characters of a last word
 
 
 class LoggerTask(msgspec.Struct):
-    """What a logger's process is given. plugins: of the run's configuration, which has checked them.
-
-    patience_s: how long it may take after the end of the run.
-    """
+    """What a logger's process is given. plugins: checked ones. patience_s: after the run's end."""
 
     name: str
     run: str
@@ -45,10 +42,7 @@ class LoggerTask(msgspec.Struct):
 
 
 class FollowedFile:
-    """metrics.jsonl while it is written: its new lines, and whether it was cut.
-
-    offset, last: how far it was read before, and the line that ends there.
-    """
+    """metrics.jsonl while it is written. offset, last: how far it was read, and the line before."""
 
     def __init__(self, path: Path, offset: int = 0, last: bytes = b""):
         self._path = path
