@@ -8,7 +8,7 @@ from typing import Any
 from mpitrain.errors import DataError
 from mpitrain.evaluation.task_file import DELIMITER, NEW_TOKENS, Example, read_examples, with_shots
 from mpitrain.evaluation.vocabulary import EvaluatedVocabulary
-from mpitrain.evaluation.windows import Questions, Score, ScoreRequest, continuation
+from mpitrain.evaluation.windows import Questions, Score, ScoreRequest
 from mpitrain.inputs import shown
 
 METRICS = ("acc", "acc_norm", "acc_bytes", "perplexity", "exact_match")  # that a task may have
@@ -65,7 +65,8 @@ class TaskFile:
                         f"{len(after)} tokens{merged}, needed 1 to {context}, the context; shorten it, "
                         "or lengthen the context"
                     )
-                requests.append(continuation(before, after, context))
+                whole = [*before, *after][-(context + 1) :]  # the text's beginning is cut
+                requests.append(ScoreRequest(whole, len(after)))
         return requests
 
     def _choose(self, scores) -> dict[str, Any]:
@@ -104,10 +105,9 @@ class TaskFile:
             for text, score in zip(growing, scores):
                 text.add(score.token)
         right = [text.text.strip() in [answer.strip() for answer in text.example.answers] for text in texts]
-        answers = []
-        for text in texts:
-            example = text.example
-            answers.append({"prompt": example.text, "target": example.answers, "text": text.text})
+        answers = [
+            {"prompt": text.example.text, "target": text.example.answers, "text": text.text} for text in texts
+        ]
         return {"examples": len(texts), **_rated("exact_match", right), "answers": answers}
 
 
@@ -170,22 +170,14 @@ def _shortened(name: str, value: Any) -> Any:
 
 
 def _cloze(examples: Sequence[Example], scores: Sequence[Score]) -> dict[str, Any]:
-    greedy = [score.greedy for score in scores]
     mean = math.fsum(score.log_likelihood for score in scores) / len(scores)
-    return {
-        "examples": len(scores),
-        **_rated("acc", greedy),
-        "perplexity": math.exp(min(-mean, 700.0)),  # of an example
-        "answers": [
-            {
-                "prompt": example.text,
-                "target": example.target,
-                "greedy": score.greedy,
-                "log_likelihoods": [score.log_likelihood],
-            }
-            for example, score in zip(examples, scores)
-        ],
-    }
+    numbers = _rated("acc", [score.greedy for score in scores])
+    numbers["perplexity"] = math.exp(min(-mean, 700.0))  # of an example
+    answers = []
+    for example, (log_likelihood, greedy, _) in zip(examples, scores):
+        answer = {"greedy": greedy, "log_likelihoods": [log_likelihood]}
+        answers.append({"prompt": example.text, "target": example.target, **answer})
+    return {"examples": len(scores), **numbers, "answers": answers}
 
 
 def _rated(name: str, hits: Sequence[bool]) -> dict[str, float]:

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from mpitrain.data.corpus import Corpus, documents
 from mpitrain.errors import DataError
@@ -45,9 +44,6 @@ class TextFile:
         scores = yield requests
         total = math.fsum(score.log_likelihood for score in scores)
         count = sum(request.num_scored for request in requests)
-        return self._numbers(total, count)
-
-    def _numbers(self, total: float, count: int) -> dict[str, Any]:
         if not count:
             raise DataError(f"--data {shown(self.name)}: no token to score; give a longer text")
         return {

@@ -25,8 +25,7 @@ class EvaluatedVocabulary:
         """Return that of a run. own: the tokenizer is the run's, whose files name special tokens."""
         begin, end = document_tokens(rundir, tokenizer)
         named = prefix_of_texts(rundir, data) if own else None
-        ends = ends_of_run(rundir) | frozenset(() if end is None else (end,))
-        return cls(tokenizer, begin, end if named is None else named, ends)
+        return cls(tokenizer, begin, end if named is None else named, ends_of_run(rundir, end))
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without the one that begins it."""

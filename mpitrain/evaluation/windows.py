@@ -40,8 +40,3 @@ def rolling(tokens: Sequence[int], prefix: int | None, context: int, stride: int
         end = min(done + stride, len(whole))
         yield ScoreRequest(whole[max(0, end - context - 1) : end], end - done)
         done = end
-
-
-def continuation(before: Sequence[int], after: Sequence[int], context: int) -> ScoreRequest:
-    """Return the request for what comes after a text, whose beginning is cut if both are too long."""
-    return ScoreRequest([*before, *after][-(context + 1) :], len(after))

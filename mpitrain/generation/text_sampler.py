@@ -9,7 +9,6 @@ import torch
 
 from mpitrain.actor.stage import Stage
 from mpitrain.checkpoint import load
-from mpitrain.checkpoint.reader import Checkpoint
 from mpitrain.checkpoint.tensors import to_tensor
 from mpitrain.cluster.entry import warn
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
@@ -77,19 +76,18 @@ class TextSampler:
         if separate and end is None:
             separator(config.data, self.tokenizer)
         self._ends = end if separate else None
-        self._stops = ends_of_run(rundir) | frozenset(() if end is None else (end,))
+        self._stops = ends_of_run(rundir, end)
         if request.chat:
             ends, self._ids = _questions(rundir, self.tokenizer, prompts, request)
             self._stops |= ends
         else:
             self._ids = [[*self._begin, *_encode(self.tokenizer, prompt)] for prompt in prompts]
         length = max(map(len, self._ids)) + request.num_tokens
-        config = _for_sampling(rundir, config, self.tokenizer, length)
-        plan = plan_of(config)
+        plan = plan_of(_for_sampling(rundir, config, self.tokenizer, length))
         why = why_not_cached(plan)
         self._cached = why is None
-        self._sequence = length_in_memory(plan) if self._cached else config.data.sequence
-        of_memory = self._sequence < config.data.sequence
+        self._sequence = length_in_memory(plan) if self._cached else plan.config.data.sequence
+        of_memory = self._sequence < plan.config.data.sequence
         _say_what_is_not_cached(why, self._sequence, length - 1, of_memory)
         self._stage = _load(rundir, plan)
 
@@ -172,13 +170,11 @@ def _questions(
     """Return tokens that end an answer, and prompts' by the chat template. Raises DataError."""
     if tokenizer.identity == "bytes":
         raise DataError("--chat: a tokenizer of bytes has no chat template; leave --chat out")
-    given = request.tokenizer_file
-    if given is not None:
-        template = read_template_folder(Path(given).parent, WITHOUT_CHAT)
+    if request.tokenizer_file is not None:
+        template = read_template_folder(Path(request.tokenizer_file).parent, WITHOUT_CHAT)
     else:
         own = rundir.came_along
-        where = shown(own)
-        template = read_chat_template(lambda name, most: read_regular(own / name, most, 2), where)
+        template = read_chat_template(lambda name, most: read_regular(own / name, most, 2), shown(own))
     ends = ids_of_ends(template, tokenizer.special)
     texts = template.texts([messages_of(prompt, request.system) for prompt in prompts])
     ids = [tokenizer.encode_with_special(text) for text in texts]
@@ -222,14 +218,10 @@ def _load(rundir: RunDir, plan: Plan) -> Stage:
         set_threads(plan.config.run)
         (whole,) = plan.stages
         stage = Stage(whole, BuildContext(plan, torch.device("cpu"), training=False))
-        _fill(stage, saved)
+        for spec, data in stage.state.weights():
+            data.copy_(to_tensor(saved.read(f"parameters/{spec.name}")))
+            if not torch.isfinite(data).all():
+                what = f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers"
+                change = "train the model again, or remove this step to use the one before"
+                raise CheckpointError(f"{what}; {change}")
     return stage
-
-
-def _fill(stage: Stage, saved: Checkpoint) -> None:
-    for spec, data in stage.state.weights():
-        data.copy_(to_tensor(saved.read(f"parameters/{spec.name}")))
-        if not torch.isfinite(data).all():
-            what = f"{saved.path}: parameters/{spec.name} holds NaN or infinite numbers"
-            change = "train the model again, or remove this step to use the one before"
-            raise CheckpointError(f"{what}; {change}")

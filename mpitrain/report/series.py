@@ -31,28 +31,6 @@ class AxisCost(msgspec.Struct):
     overlapped_s: Number = None
 
 
-class StepLine(msgspec.Struct):
-    """What a page shows of a line; the rest isn't read."""
-
-    step: Annotated[int, Meta(ge=0, le=2**53)]
-    loss: Number = None
-    val_loss: Number = None
-    grad_norm: Number = None
-    lr: Number = None
-    tokens: Number = None
-    tokens_per_s: Number = None
-    step_s: Number = None
-    time: Number = None
-    mfu: Number = None
-    hfu: Number = None
-    skipped: Number = None
-    rollbacks: Number = None
-    load_cv: Number = None
-    grad_signal: Number = None
-    grad_noise: Number = None
-    spike: bool = False
-
-
 class CostLine(msgspec.Struct):
     """What a step of a line cost rank 0: axes, the ranks that it waited for, and why it stood still."""
 
@@ -83,7 +61,15 @@ class EvaluationsLine(msgspec.Struct):
 
 Kind = TypeVar("Kind")
 
-COLUMNS = StepLine.__struct_fields__
+# what a page shows of a line; the rest isn't read
+NUMBERS = (
+    *("loss", "val_loss", "grad_norm", "lr", "tokens", "tokens_per_s", "step_s", "time", "mfu", "hfu"),
+    *("skipped", "rollbacks", "load_cv", "grad_signal", "grad_noise"),
+)
+STEP = ("step", Annotated[int, Meta(ge=0, le=2**53)])
+NUMBERS_OF_STEP = [(name, Number, None) for name in NUMBERS]
+StepLine = msgspec.defstruct("StepLine", [STEP, *NUMBERS_OF_STEP, ("spike", bool, False)])
+COLUMNS = ("step", *NUMBERS, "spike")
 SAMPLED = 64  # last steps, whose communication is averaged
 MOST_NAMES = 32  # of axes or ranks
 MOST_LETTERS = 100  # of the name of an evaluation

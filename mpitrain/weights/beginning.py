@@ -202,7 +202,7 @@ def _run_of(saved: Checkpoint) -> RunDir | None:
 
 
 def with_texts(given: LoadedConfig, texts: Mapping[str, object], where: str) -> Beginning:
-    """Return a configuration with a model's keys for texts, from `where`, if they were left open."""
+    """Return a configuration with a model's keys for texts, from `where`, that were left open."""
     new = {key: value for key, value in texts.items() if not given.origins.is_given(key)}
     if given.origins.is_given(TOKENIZER_KEY):  # the names of its tokens are others
         new = {key: value for key, value in new.items() if key == SEQUENCE_KEY}

@@ -22,7 +22,7 @@ def widen_into(out: np.ndarray, array: np.ndarray) -> bool:
     if array.dtype != BF16 or out.dtype != np.float32:
         with np.errstate(over="ignore"):
             out[...] = widened(array)
-        return bool(np.isfinite(out).all())
+        return all_finite(out)
     bits = array.view(np.uint16)
     # one pass over what was read, one over what is written
     np.left_shift(bits, SHIFT, out=out.view(np.uint32), dtype=np.uint32, casting="unsafe")
@@ -57,10 +57,9 @@ def cast(array: np.ndarray, dtype: np.dtype, exact: bool = False) -> np.ndarray:
     if exact and dtype == BF16:
         return (array.view(np.uint32) >> SHIFT).astype(np.uint16).view(BF16)
     wide = widened(array)
-    if dtype != BF16:
-        with np.errstate(over="ignore"):
-            return wide.astype(dtype)
     with np.errstate(over="ignore"):
+        if dtype != BF16:
+            return wide.astype(dtype)
         bits = wide.astype(np.float32, copy=False).view(np.uint32)
     rounded = bits >> SHIFT
     rounded &= 1

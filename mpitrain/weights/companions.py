@@ -84,11 +84,11 @@ def length_of_run(run: RunDir) -> int:
     return length_of(object_of(_read(run.came_along, (CONFIG,)).get(CONFIG)))
 
 
-def ends_of_run(run: RunDir) -> frozenset[int]:
-    """Return the tokens at which text ends, by what came along with its weights. Raises CheckpointError."""
+def ends_of_run(run: RunDir, own: int | None) -> frozenset[int]:
+    """Return the tokens at which text ends: its own, and what came along. Raises CheckpointError."""
     files = companions_of_run(run)
     known = object_of(files.get(GENERATION)).get(END, object_of(files.get(CONFIG)).get(END))
-    return frozenset(number for number in _as_list(known) if type(number) is int)
+    return frozenset(number for number in (own, *_as_list(known)) if type(number) is int)
 
 
 def tokenizer_of_run(run: RunDir) -> Path | None:

@@ -45,24 +45,20 @@ class Entry(NamedTuple):
     num_bytes: int
 
 
-class DuplicateKey(ValueError):
-    """A key that stands twice in an object."""
-
-
-def once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return an object of JSON, each of whose keys stands there once."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
-            raise DuplicateKey(f"{shown(key)} appears twice")
+            raise ValueError(f"{shown(key)} appears twice")
         fields[key] = value
     return fields
 
 
-def parsed(content: bytes) -> Any:
+def parsed(content: bytes | bytearray) -> Any:
     """Return what JSON of a stranger means. Raises ValueError, of one line."""
     try:
-        return json.loads(content.decode(), object_pairs_hook=once)
+        return json.loads(content.decode(), object_pairs_hook=_once)
     except RecursionError:
         raise ValueError("brackets within brackets, too deep") from None
     except ValueError as error:
@@ -114,18 +110,18 @@ class SafetensorsFile:
         (length,) = LENGTH.unpack(start)
         if length > MOST_HEADER_BYTES:
             raise self._error(f"a header of {length:,} bytes, at most {MOST_HEADER_BYTES:,} are read")
-        if LENGTH.size + length > size:
+        data = LENGTH.size + length
+        if data > size:
             raise self._error(f"a header of {length:,} bytes in a file of {size:,}: it was cut")
         content = bytearray(length)
         self._fill(memoryview(content), LENGTH.size)
         try:
-            tree = parsed(bytes(content))
+            tree = parsed(content)
         except ValueError as error:
             raise self._error(f"the header isn't valid JSON: {error}") from None
         if not isinstance(tree, dict):
             raise self._error("the header is no object of JSON")
         tree.pop(METADATA, None)
-        data = LENGTH.size + length
         entries = {name: self._entry(name, value, data) for name, value in tree.items()}
         self._require_tiles(entries, data, size)
         return entries
@@ -142,11 +138,10 @@ class SafetensorsFile:
         if not isinstance(code, str) or code not in NUM_BYTES:
             raise self._error(f"{shown(name)} has the dtype {shown(code)}, which no safetensors file has")
         num_bytes = math.prod(shape) * NUM_BYTES[code]
-        if offsets[1] - offsets[0] != num_bytes:
-            raise self._error(
-                f"{shown(name)}: {code} {shape} takes {num_bytes:,} bytes, data_offsets have "
-                f"{offsets[1] - offsets[0]:,}"
-            )
+        given = offsets[1] - offsets[0]
+        if given != num_bytes:
+            takes = f"{code} {shape} takes {num_bytes:,} bytes"
+            raise self._error(f"{shown(name)}: {takes}, data_offsets have {given:,}")
         return Entry(name, code, tuple(shape), data + offsets[0], num_bytes)
 
     def _require_tiles(self, entries: Mapping[str, Entry], data: int, size: int) -> None:
@@ -157,9 +152,8 @@ class SafetensorsFile:
                 raise self._error(f"{shown(entry.name)} {what}")
             at += entry.num_bytes
         if at != size:
-            raise self._error(
-                f"its tensors end at byte {at:,}, the file has {size:,}: it was cut, or added to"
-            )
+            ends = f"its tensors end at byte {at:,}, the file has {size:,}"
+            raise self._error(f"{ends}: it was cut, or added to")
 
     def _error(self, what: str) -> WeightsError:
         return WeightsError(f"{shown(self.path)}: {what}; {AGAIN}")
@@ -170,9 +164,7 @@ class SafetensorsFile:
 
 def _are_counts(value: Any) -> bool:
     """Return whether a value of JSON is a list of whole numbers that a file can have."""
-    return isinstance(value, list) and all(
-        isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**50 for count in value
-    )
+    return isinstance(value, list) and all(type(count) is int and 0 <= count < 2**50 for count in value)
 
 
 def header_of(entries: Iterable[tuple[str, str, tuple[int, ...]]]) -> bytes:

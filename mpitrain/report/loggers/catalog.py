@@ -1,7 +1,6 @@
 """Which loggers `run.loggers` can name, and what a logger is."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +11,6 @@ from mpitrain.plugins import is_plugin
 from mpitrain.plugins import load as load_plugin
 
 KEY = "run.loggers"
-HERE = "mpitrain.report.loggers"
 
 
 class LoggedRun(NamedTuple):
@@ -56,19 +54,11 @@ class Logger(Protocol):
 METHODS = ("log", "flush", "end")
 
 
-@dataclass(frozen=True)
-class LoggerPackage:
-    """A logger that comes along. place: its class. package: what it needs, "" for nothing."""
-
-    place: str
-    package: str
-
-
-BUILT_IN = {
-    "tensorboard": LoggerPackage(f"{HERE}.tensorboard_events:TensorBoardLogger", "tensorboard"),
-    "csv": LoggerPackage(f"{HERE}.csv_files:CsvLogger", ""),
-    "wandb": LoggerPackage(f"{HERE}.wandb_run:WandbLogger", "wandb"),
-    "mlflow": LoggerPackage(f"{HERE}.mlflow_run:MlflowLogger", "mlflow"),
+BUILT_IN = {  # each with its class, and the package that it needs
+    "tensorboard": ("tensorboard_events:TensorBoardLogger", "tensorboard"),
+    "csv": ("csv_files:CsvLogger", ""),
+    "wandb": ("wandb_run:WandbLogger", "wandb"),
+    "mlflow": ("mlflow_run:MlflowLogger", "mlflow"),
 }
 
 
@@ -84,21 +74,17 @@ def _require(name: str) -> None:
     package, install = name.partition(":")[0].partition(".")[0], "set PYTHONPATH to its folder"
     if not is_plugin(name):
         if name not in BUILT_IN:
-            raise ConfigError(f"{KEY}: found {shown(repr(name))}; {_instead(name)}")
-        package = BUILT_IN[name].package
+            known = f"known: {', '.join(BUILT_IN)}, and module:name for a class of your own"
+            a_list = 'write a list: run.loggers = ["tensorboard", "csv"]'
+            instead = a_list if "," in name else suggestion(name, BUILT_IN, known)
+            raise ConfigError(f"{KEY}: found {shown(repr(name))}; {instead}")
+        _, package = BUILT_IN[name]
         install = f"pip install {package}"
     if package and not _is_there(package):
         raise ConfigError(
             f'{KEY}: "{name}" needs the package {package}, which is not installed on the node of rank 0; '
             f"{install}, or leave it out"
         )
-
-
-def _instead(name: str) -> str:
-    if "," in name:
-        return 'write a list: run.loggers = ["tensorboard", "csv"]'
-    known = f"known: {', '.join(BUILT_IN)}, and module:name for a class of your own"
-    return suggestion(name, BUILT_IN, known)
 
 
 def _is_there(package: str) -> bool:
@@ -110,7 +96,7 @@ def _is_there(package: str) -> bool:
 
 def load_logger(name: str) -> type[Logger]:
     """Import a logger's class. Raises ConfigError."""
-    place = BUILT_IN[name].place if name in BUILT_IN else name
+    place = f"mpitrain.report.loggers.{BUILT_IN[name][0]}" if name in BUILT_IN else name
     logger = load_plugin(KEY, place, type, f"a class with the methods {', '.join(METHODS)}")
     if missing := [method for method in METHODS if not callable(getattr(logger, method, None))]:
         raise ConfigError(f'{KEY} = "{shown(name)}": it has no method {missing[0]}; add it')

@@ -78,9 +78,8 @@ class Loggers:
             try:
                 self._running[name] = self._started(name)
             except OSError as error:
-                self._not_started.append(
-                    f'logger "{shown(name)}" can\'t be started: {error.strerror}; {WITHOUT}'
-                )
+                why = f"can't be started: {error.strerror}"
+                self._not_started.append(f'logger "{shown(name)}" {why}; {WITHOUT}')
 
     def _started(self, name: str) -> subprocess.Popen[bytes]:
         task = LoggerTask(name, str(self._rundir.path), self._plugins, PATIENCE_S)
