@@ -50,10 +50,14 @@ OF_TEXTS = (TOKENIZER_KEY, END_KEY, BEGIN_KEY, SEQUENCE_KEY)
 # tokens trained on by default: models read up to a million, which no memory holds
 MOST_SEQUENCE = 2048
 # without a tokenizer.json the rules that cut a text into words are code of transformers
-OLDER_TOKENIZERS = (
-    *("tokenizer.model", "vocab.json", "merges.txt"),
-    *("spiece.model", "vocab.txt", "tiktoken.model"),
-)
+OLDER_TOKENIZERS = [
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "vocab.txt",
+    "tiktoken.model",
+]
 
 
 class Beginning(NamedTuple):
@@ -113,7 +117,7 @@ def companions_of(path: str) -> Files:
             return companions_of_folder(folder)
     with opened_checkpoint(path) as saved:
         length = saved.about.settings.get("data.sequence")
-        run = _run_of(saved)
+        run = run_of(saved)
     files = companions_of_run(run) if run else {}
     return with_length(files, length) if isinstance(length, int) else files
 
@@ -144,9 +148,8 @@ def opened_checkpoint(path: str) -> Checkpoint:
     folder = where / CHECKPOINTS
     steps = list(find(folder))
     if not steps:
-        raise CheckpointError(
-            f"{shown(folder)}: no checkpoint yet; give a Hugging Face folder, or a run that has one"
-        )
+        instead = "give a Hugging Face folder, or a run that has one"
+        raise CheckpointError(f"{shown(folder)}: no checkpoint yet; {instead}")
     return open_step(folder, steps[-1])
 
 
@@ -187,7 +190,7 @@ def _texts_of(saved: Checkpoint) -> dict[str, object]:
     """Return the keys by which the run of a step reads its texts. "": its tokenizer is gone."""
     keys = _set_keys(saved.about.settings)
     if keys.setdefault(TOKENIZER_KEY, BYTES) != BYTES:
-        run = _run_of(saved)
+        run = run_of(saved)
         keys[TOKENIZER_KEY] = str((run and tokenizer_of_run(run)) or "")
     return keys
 
@@ -196,16 +199,18 @@ def _set_keys(values: Mapping[str, object]) -> dict[str, object]:
     return {key: values[key] for key in OF_TEXTS if values.get(key) is not None}
 
 
-def _run_of(saved: Checkpoint) -> RunDir | None:
+def run_of(saved: Checkpoint) -> RunDir | None:
+    """Return the run directory that a step lies in, if it does."""
     checkpoints = saved.path.parent
     return RunDir(checkpoints.parent) if checkpoints.name == CHECKPOINTS else None
 
 
 def with_texts(given: LoadedConfig, texts: Mapping[str, object], where: str) -> Beginning:
     """Return a configuration with a model's keys for texts, from `where`, that were left open."""
-    new = {key: value for key, value in texts.items() if not given.origins.is_given(key)}
-    if given.origins.is_given(TOKENIZER_KEY):  # the names of its tokens are others
-        new = {key: value for key, value in new.items() if key == SEQUENCE_KEY}
+    is_given = given.origins.is_given
+    # the names of another tokenizer's tokens are others
+    asked = {SEQUENCE_KEY} if is_given(TOKENIZER_KEY) else texts.keys()
+    new = {key: value for key, value in texts.items() if key in asked and not is_given(key)}
     lines = [f"{key} = {shown(value)}" for key, value in new.items() if value != ""]
     return Beginning(given.with_values(new, KeyOrigin(FOLDER, where)), lines)
 
@@ -230,10 +235,8 @@ def no_tokenizer(path: Path) -> str:
     load = f"AutoTokenizer.from_pretrained({str(path)!r})"
     code = f"from transformers import AutoTokenizer; {load}.save_pretrained({to!r})"
     key = as_override(TOKENIZER_KEY, f"{to}/{TOKENIZER}")
-    return (
-        f"{shown(path)}: no {TOKENIZER}, but {listed(older, 3)}, which isn't read here; convert it by "
-        f"python -c {shlex.quote(code)}, and give --set {key}"
-    )
+    what = f"{shown(path)}: no {TOKENIZER}, but {listed(older, 3)}, which isn't read here"
+    return f"{what}; convert it by python -c {shlex.quote(code)}, and give --set {key}"
 
 
 def source_of(path: str, plan: Plan) -> WeightSource:
@@ -262,10 +265,8 @@ def checkpoint_source(saved: Checkpoint, plan: Plan) -> CheckpointSource:
             of_tokens = spec.group == "table" and spec.divided is not None
             first = 1 if of_tokens else 0
             if box is not None and box.stop[first:] != spec.shape[first:]:
-                raise CheckpointError(
-                    f"{shown(saved.path)}: {spec.name} is {list(box.stop)}, needed {list(spec.shape)}; it is "
-                    "of another model"
-                )
+                what = f"{spec.name} is {list(box.stop)}, needed {list(spec.shape)}"
+                raise CheckpointError(f"{shown(saved.path)}: {what}; it is of another model")
         require_no_bias(source, plan, shown(saved.path))
     return source
 

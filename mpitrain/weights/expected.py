@@ -102,10 +102,8 @@ class ExpectedDigests:
         complete = dict(running.add(begin, kept))
         for chunk, digest in complete.items():
             if digest != array.digests[chunk]:
-                raise CheckpointError(
-                    f"{shown(self._saved.path)}: {name} isn't what was saved (chunk {chunk}); use another "
-                    "step"
-                )
+                what = f"{name} isn't what was saved (chunk {chunk})"
+                raise CheckpointError(f"{shown(self._saved.path)}: {what}; use another step")
         if weight.name not in self._running_read:
             difference = 0.0 if all_finite(found) else math.inf
         else:
@@ -113,12 +111,10 @@ class ExpectedDigests:
             complete = dict(self._running_read[weight.name].add(begin, read))
             difference = largest_difference(read, kept)
         if not math.isfinite(difference):
-            dtype = NAME_OF[CODES[found.dtype]]
-            why = f"numbers that {dtype} can't; use another --dtype"
-            raise WeightsError(
-                f"{shown(name)} holds "
-                + (why if all_finite(kept) else "NaN or infinite numbers; use another step")
-            )
+            what = "NaN or infinite numbers; use another step"
+            if all_finite(kept):
+                what = f"numbers that {NAME_OF[CODES[found.dtype]]} can't; use another --dtype"
+            raise WeightsError(f"{shown(name)} holds {what}")
         self._digests.setdefault(weight.name, {}).update(complete)
         self._largest = max(self._largest, difference)
 

@@ -20,7 +20,7 @@ from mpitrain import config as settings
 from mpitrain.checkpoint.dtypes import NAMES
 from mpitrain.checkpoint.files import require_space
 from mpitrain.checkpoint.reader import Checkpoint
-from mpitrain.checkpoint.steps import CHECKPOINTS, same_everywhere, steps_at
+from mpitrain.checkpoint.steps import same_everywhere, steps_at
 from mpitrain.cluster.heap import keep_freed_memory
 from mpitrain.cluster.progress_bar import ProgressBar
 from mpitrain.cluster.rundir import RunDir, run_that_has
@@ -39,6 +39,7 @@ from mpitrain.inputs import os_errors_as, remove, shown, sync_folder
 from mpitrain.plan.declared.parameters import itemsizes_of
 from mpitrain.plan.plan import Plan
 from mpitrain.weights import logits
+from mpitrain.weights.beginning import run_of
 from mpitrain.weights.bits import NAMED
 from mpitrain.weights.card import card
 from mpitrain.weights.companions import as_json, companions_of_run, exported, special_tokens
@@ -127,7 +128,7 @@ def export(team: Team, given: str, target: str, options: ExportOptions) -> Expor
     steps = team.on_first_rank("finding the checkpoint", lambda: steps_at(given, options.step))
     with team.on_every_rank("opening the checkpoint", lambda: steps.open(steps.newest)) as saved:
         same_everywhere(team, saved)
-        source = team.on_every_rank("reading its configuration", lambda: _source(saved, steps.folder))
+        source = team.on_every_rank("reading its configuration", lambda: _source(saved))
         out = Path(target)
         written = team.on_every_rank("planning the files", lambda: _planned(source, out, options, most_bytes))
         team.on_first_rank("making the folder", lambda: _begin(out, written))
@@ -161,7 +162,7 @@ def bytes_of(text: str) -> int:
 # ---------------------------------------------------------------- what is exported
 
 
-def _source(saved: Checkpoint, folder: Path) -> ExportSource:
+def _source(saved: Checkpoint) -> ExportSource:
     """Return a step with the configuration that it was written by."""
     try:
         tree = tomllib.loads(saved.about.config)
@@ -171,7 +172,7 @@ def _source(saved: Checkpoint, folder: Path) -> ExportSource:
     except ConfigError as error:
         raise ConfigError(f"{shown(saved.path)}: {shown(error.args[0])}") from None
     saved.require(plan.stored_weights())
-    run = RunDir(folder.parent) if folder.name == CHECKPOINTS else None
+    run = run_of(saved)
     return ExportSource(saved, plan.config, plan, run, companions_of_run(run) if run else {})
 
 
@@ -262,10 +263,8 @@ def _sync(written: ExportPlan, syncing: Syncing) -> None:
 def _index(written: ExportPlan) -> dict[str, Any]:
     where = {tensor.name: file for file, tensors in written.shards.items() for tensor in tensors}
     parameters = sum(weight.box.size for weight in written.weights)
-    return {
-        "metadata": {"total_parameters": parameters, "total_size": written.num_bytes},
-        "weight_map": dict(sorted(where.items())),
-    }
+    sizes = {"total_parameters": parameters, "total_size": written.num_bytes}
+    return {"metadata": sizes, "weight_map": dict(sorted(where.items()))}
 
 
 # ---------------------------------------------------------------- the proof
@@ -294,9 +293,8 @@ def _attempted(action: Callable[[], T], otherwise: T) -> tuple[str, T]:
 def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
     """Raise ExportError, alike on all ranks, for the first of their failures."""
     if first := next(filter(None, failures), ""):
-        raise on_all_ranks(
-            ExportError(f"the export isn't what it has to be: {first}; it is left in {shown(written.path)}")
-        )
+        what = f"the export isn't what it has to be: {first}"
+        raise on_all_ranks(ExportError(f"{what}; it is left in {shown(written.path)}"))
 
 
 def _read_share(team: Team, written: ExportPlan, expected: ExportDigests) -> ExportDigests:

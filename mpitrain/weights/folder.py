@@ -131,10 +131,8 @@ class ModelFolder:
             why = getattr(error, "strerror", None) or "no folder can have this name"
             raise WeightsError(f"{shown(self.path)}: {why}; {GIVE}") from None
         if kind is None:
-            raise WeightsError(
-                f"{shown(self.path)}: no such folder; {GIVE}. One of the hub is fetched by "
-                "`hf download NAME --local-dir FOLDER`"
-            )
+            fetch = "One of the hub is fetched by `hf download NAME --local-dir FOLDER`"
+            raise WeightsError(f"{shown(self.path)}: no such folder; {GIVE}. {fetch}")
         raise WeightsError(f"{shown(self.path)} is {kind}; {GIVE}")
 
     def _scan(self) -> set[str]:
@@ -180,10 +178,9 @@ class ModelFolder:
             wrappers.add(OF_DDP)
         if len(set(names.values())) < len(names):
             twice = sorted(names, key=lambda name: (names[name], name))
-            raise WeightsError(
-                f"{shown(self.path)}: tensors with and without {listed(sorted(wrappers))}, such as "
-                f"{shown(twice[0])}, are of two models; save only the model to import"
-            )
+            such = f"tensors with and without {listed(sorted(wrappers))}, such as {shown(twice[0])}"
+            what = f"{such}, are of two models"
+            raise WeightsError(f"{shown(self.path)}: {what}; save only the model to import")
         self.wrappers = tuple(sorted(wrappers))
         self._entries = {names[name]: entry for name, entry in self._entries.items()}
         self.names = {name: file for name, (file, _) in self._entries.items()}
@@ -197,12 +194,10 @@ class ModelFolder:
         if len(files) > MOST_SHARDS:
             raise self._error(INDEX, f"it names {len(files):,} files, at most {MOST_SHARDS:,} are read")
         for file in files:
-            if not SHARD.fullmatch(file):
-                raise self._error(
-                    INDEX, f"it names {shown(file)}, which is no safetensors file of this folder"
-                )
-            if file not in self._there:
-                raise self._error(INDEX, f"it names {shown(file)}, which is missing")
+            is_shard = SHARD.fullmatch(file)
+            if not is_shard or file not in self._there:
+                fault = "is missing" if is_shard else "is no safetensors file of this folder"
+                raise self._error(INDEX, f"it names {shown(file)}, which {fault}")
         return weight_map
 
     def _without_weights(self) -> WeightsError:
@@ -215,10 +210,8 @@ class ModelFolder:
             )
         others = sorted(name for name in self._there if name.endswith(".safetensors"))
         if others:
-            return WeightsError(
-                f"{shown(self.path)}: {listed(others, 3)}, but neither {SINGLE} nor {INDEX}; get what is "
-                "missing"
-            )
+            what = f"{listed(others, 3)}, but neither {SINGLE} nor {INDEX}"
+            return WeightsError(f"{shown(self.path)}: {what}; get what is missing")
         return WeightsError(f"{shown(self.path)}: no safetensors file; {GIVE}")
 
     def _file(self, name: str) -> SafetensorsFile:

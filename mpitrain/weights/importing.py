@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ import numpy as np
 
 from mpitrain import config as settings
 from mpitrain.checkpoint import save
-from mpitrain.checkpoint.boxes import Box, Chunks
+from mpitrain.checkpoint.boxes import Box, Chunks, whole
 from mpitrain.checkpoint.folders import find_one, name_of, remove_empty, step_of
 from mpitrain.checkpoint.hdf5_bytes import STEP
 from mpitrain.checkpoint.meta import StepInfo
@@ -47,7 +47,7 @@ from mpitrain.weights.folder import TOKENIZER, ModelFolder
 from mpitrain.weights.keys import ModelKeys, plan_on_one_rank, possible_keys_of, with_keys
 from mpitrain.weights.matching import Matched, match
 from mpitrain.weights.proof import digest_of_checkpoint
-from mpitrain.weights.weight_source import FolderSource, require_no_bias, require_tied_head
+from mpitrain.weights.weight_source import FolderSource, bands, require_no_bias, require_tied_head
 
 PART_BYTES = 1 << 26  # of a weight that is in memory at once
 META = dict(step=0, tokens=0, updates=0, skipped=0, data="", loss_scale=(1.0, 0))
@@ -96,9 +96,9 @@ def import_weights(team: Team, folder: ModelFolder, model: FolderModel, target: 
     total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in plan.stored_weights().values())
     made = team.on_first_rank("making the folder", lambda: _begin(target, total))
     tmp = target.checkpoints / (name_of(target.step) + ".tmp")
+    mine = range(total * team.rank // team.size, total * (team.rank + 1) // team.size)
     try:
         with ProgressBar(f"importing {where_from}", total // team.size, team.rank) as progress:
-            mine = range(*(total * number // team.size for number in (team.rank, team.rank + 1)))
             parts = _parts(plan, source, progress, mine)
             team.on_every_rank("writing weights", lambda: save.write_shard(tmp, team.rank, parts))
         came = team.on_first_rank(
@@ -128,10 +128,8 @@ def target_of(given: str) -> Target:
         raise CheckpointError(f"{shown(given)}: {why}; give a new run directory") from None
     drafts = {run.checkpoints.name, run.came_along.name, run.config.name + DRAFT}
     if others := names - drafts:
-        raise CheckpointError(
-            f"{shown(given)} has something in it ({shown(sorted(others)[0])}); give a run directory to "
-            "be made"
-        )
+        has = f"{shown(given)} has something in it ({shown(min(others))})"
+        raise CheckpointError(f"{has}; give a run directory to be made")
     return Target(run.checkpoints, 0, run)
 
 
@@ -141,18 +139,17 @@ def _understood(folder: ModelFolder, where: Target, overrides: tuple[str, ...]) 
     given = settings.read(None, (run, *overrides))
     asked = with_keys(given, keys.keys, keys.where)
     if not given.origins.is_given("precision.compute"):
-        compute = {"precision.compute": _compute_of(folder)}
-        asked = asked.with_values(compute, KeyOrigin(FOLDER, shown(folder.path)))
-        keys.lines.append(f'precision.compute = "{asked.config.precision.compute}"  (dtype of the tensors)')
+        compute = _compute_of(folder)
+        asked = asked.with_values({"precision.compute": compute}, KeyOrigin(FOLDER, shown(folder.path)))
+        keys.lines.append(f'precision.compute = "{compute}"  (dtype of the tensors)')
     if where.run:
         asked = _with_texts(asked, folder, where.run, keys.lines)
     plan = plan_on_one_rank(asked.config)
     rows = plan.config.model.vocab - plan.config.model.padding
     if rows != keys.vocab:
-        raise ConfigError(
-            f"model.vocab = {rows}, but {keys.where} has {keys.vocab}: rows for further tokens "
-            "are made where a run begins; leave it out, and run with model.init and model.vocab"
-        )
+        what = f"model.vocab = {rows}, but {keys.where} has {keys.vocab}: rows for further tokens"
+        change = "leave it out, and run with model.init and model.vocab"
+        raise ConfigError(f"{what} are made where a run begins; {change}")
     return FolderModel(asked, plan, keys, match(folder, plan, keys))
 
 
@@ -211,7 +208,8 @@ def _parts(
     parts: dict[str, list[tuple[object, save.Extent]]] = {}
     at = 0
     for spec, (name, (dtype, shape)) in zip(plan.parameters(), plan.stored_weights().items()):
-        for box in _cut(shape, dtype.itemsize):
+        row_bytes = dtype.itemsize * math.prod(shape[1:])
+        for box in bands(whole(shape), row_bytes, Chunks(shape, dtype.itemsize).rows, PART_BYTES):
             if at in mine:
                 part = save.LaterPart(box, dtype, partial(_made, spec, source, progress))
                 parts.setdefault(name, []).append((part, save.Extent(shape, box.start)))
@@ -232,21 +230,11 @@ def _made(spec: Spec, source: FolderSource, progress: ProgressBar, box: Box, dty
     return values
 
 
-def _cut(shape: tuple[int, ...], itemsize: int) -> Iterator[Box]:
-    """Yield a weight in runs of rows, each of whole chunks of its digest."""
-    chunks = Chunks(shape, itemsize)
-    row_bytes = itemsize * math.prod(shape[1:])
-    rows = max(1, PART_BYTES // max(1, row_bytes) // chunks.rows) * chunks.rows
-    for at in range(0, shape[0], rows):
-        end = min(at + rows, shape[0])
-        yield Box((at, *(0 for _ in shape[1:])), (end, *shape[1:]))
-
-
 def _commit(
     folder: ModelFolder, where: Target, tmp: Path, asked: LoadedConfig, plan: Plan, num_shards: int
 ) -> list[str]:
     """Give the step its name, and make the run; return the names of the files that came along."""
-    came: list[str] = []
+    files: dict[str, bytes] = {}
     if where.run is not None:
         remove(where.run.came_along)  # of an import that was killed
         files = companions_of_folder(folder)
@@ -254,13 +242,12 @@ def _commit(
             data = asked.config.data
             files = with_tokenizer(files, tokenizer_of(data), data.tokenizer)
         write_companions(files, where.run.came_along)
-        came = list(files)
     writer = {"imported": str(folder.path), "shards": num_shards, **code_identity.code()}
     about = StepInfo(settings.to_toml(plan.config), writer)
     save.commit(tmp, META | {"step": where.step}, num_shards, about=about)
     if where.run is not None:
         where.run.begin(asked, with_resolved(asked, plan.config))
-    return came
+    return list(files)
 
 
 def digest_line(matched: Matched, where: Target) -> str:

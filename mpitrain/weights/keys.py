@@ -90,10 +90,8 @@ def possible_keys_of(folder: ModelFolder) -> ModelKeys:
         raise ConfigError(f"{keys.where}: {error.args[0]}") from None
     layers, number = keys.keys["model.layers"], len(folder.names)
     if number < LEAST_TENSORS * layers:
-        raise WeightsError(
-            f"{keys.where} says {layers:,} layers, and the folder has {number:,} of their "
-            "tensors, too few for these; get the whole folder"
-        )
+        what = f"{keys.where} says {layers:,} layers, and the folder has {number:,} of their tensors"
+        raise WeightsError(f"{what}, too few for these; get the whole folder")
     return keys
 
 
@@ -127,10 +125,8 @@ def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> Loade
     """Return a configuration with a model's keys; its own go before. Raises ConfigError."""
     config = begun.config
     if begun.origins.is_given("model.preset"):
-        raise ConfigError(
-            f'model.preset = "{shown(config.model.preset)}" with model.init: the sizes are those of '
-            f"{where}; leave model.preset out"
-        )
+        what = f'model.preset = "{shown(config.model.preset)}" with model.init'
+        raise ConfigError(f"{what}: the sizes are those of {where}; leave model.preset out")
     changes, differing = {}, {}
     for key, value in keys.items():
         table, _, name = key.partition(".")
@@ -141,14 +137,11 @@ def with_keys(begun: LoadedConfig, keys: Mapping[str, Any], where: str) -> Loade
             differing[key] = given
     if differing and not _say_the_same_model(keys, {**keys, **differing}):
         key, given = next(iter(differing.items()))
-        raise ConfigError(
-            f"{key} = {shown(repr(given))}, but {where} has {shown(repr(keys[key]))}; leave it out"
-        )
+        has = f"{where} has {shown(repr(keys[key]))}"
+        raise ConfigError(f"{key} = {shown(repr(given))}, but {has}; leave it out")
     if config.model.vocab is not None and config.model.vocab < keys["model.vocab"]:
-        raise ConfigError(
-            f"model.vocab = {config.model.vocab} is less than the {keys['model.vocab']} of {where}; leave it "
-            "out, or use more"
-        )
+        less = f"model.vocab = {config.model.vocab} is less than the {keys['model.vocab']} of {where}"
+        raise ConfigError(f"{less}; leave it out, or use more")
     return begun.changed(settings.with_values(config, changes), KeyOrigin(FOLDER, where))
 
 
@@ -198,10 +191,8 @@ def fields_of(config: Config) -> tuple[ModelType, dict[str, Any]]:
     """Return a model's type, and its fields of config.json. Raises WeightsError if it has none."""
     family = family_of(config.model)
     if not family.model_types:
-        raise WeightsError(
-            f"model.family = {shown(config.model.family)} has no model type in Hugging Face folders that can "
-            "say this model"
-        )
+        has = f"model.family = {shown(config.model.family)} has no model type in Hugging Face folders"
+        raise WeightsError(f"{has} that can say this model")
     kind = family.model_types[0]
     return kind, kind.write(config)
 
@@ -249,8 +240,6 @@ def require_same_model(folder: ModelFolder, plan: Plan) -> ModelKeys:
             for key in found
             if key.partition(".")[0] in TABLES and wanted[key] != found[key] and before[key] != after[key]
         ]
-        raise MpitrainError(
-            f"{keys.where} doesn't say this model: {listed(differing) or 'its layers differ'}; no "
-            f"{keys.kind.name} of transformers computes it"
-        )
+        what = f"{keys.where} doesn't say this model: {listed(differing) or 'its layers differ'}"
+        raise MpitrainError(f"{what}; no {keys.kind.name} of transformers computes it")
     return keys

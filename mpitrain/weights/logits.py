@@ -83,9 +83,8 @@ def is_installed() -> bool:
 def require_installed() -> None:
     """Raise LibraryError unless transformers can be imported."""
     if not is_installed():
-        raise LibraryError(
-            "--prove: transformers isn't installed; install it (pip install transformers), or leave it out"
-        )
+        install = "install it (pip install transformers), or leave it out"
+        raise LibraryError(f"--prove: transformers isn't installed; {install}")
 
 
 def compare(folder: ModelFolder, matched: Matched, plan: Plan, code: str) -> SameLogits:
@@ -104,10 +103,8 @@ def compare(folder: ModelFolder, matched: Matched, plan: Plan, code: str) -> Sam
     most = float(np.abs(expected).max())
     largest = float(np.abs(ours[..., : expected.shape[-1]] - expected).max())
     if not largest <= TOLERANCE * max(1.0, most):
-        raise ExportError(
-            f"transformers {version} computes other logits from what was written: they differ by "
-            f"{largest:.3g}, and the largest is {most:.3g}"
-        )
+        what = f"transformers {version} computes other logits from what was written"
+        raise ExportError(f"{what}: they differ by {largest:.3g}, and the largest is {most:.3g}")
     return SameLogits(version, largest, most, numbers.size, tokenizer)
 
 
@@ -127,9 +124,8 @@ def _theirs(
                 command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise ExportError(
-                f"transformers took more than {LIMIT_S:.0f} s to load what was written"
-            ) from None
+            took = f"transformers took more than {LIMIT_S:.0f} s"
+            raise ExportError(f"{took} to load what was written") from None
         if done.returncode or not out.exists():
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise ExportError(f"transformers doesn't load what was written: {last[:300]}")

@@ -89,10 +89,8 @@ def _weight(plan: Plan, spec: Spec, names: Mapping[str, str | Stored], vocab: in
     match = re.fullmatch(r"blocks\.([0-9]+)\.(.*)", spec.name)
     pattern = f"blocks.{{block}}.{match[2]}" if match else spec.name
     if pattern not in names:
-        raise WeightsError(
-            f"{shown(spec.name)} has no name in a Hugging Face folder of model.family = "
-            f"{shown(plan.config.model.family)}: no such model has this weight"
-        )
+        family = f"model.family = {shown(plan.config.model.family)}: no such model has this weight"
+        raise WeightsError(f"{shown(spec.name)} has no name in a Hugging Face folder of {family}")
     stored = as_stored(names[pattern])
     name = stored.name_for(plan.config)
     if match:
@@ -146,11 +144,9 @@ def match(folder: ModelFolder, plan: Plan, keys: ModelKeys) -> Matched:
     empty = {name for name in rest if 0 in folder.entry(name).shape}  # shared experts of a model without
     ignored = _ignored(rest - {head}, plan, keys) | empty
     if unused := sorted(rest - {head} - ignored):
-        raise WeightsError(
-            f"{shown(folder.path)}: {counted(len(unused), 'tensors', ',')} that no weight of "
-            f"model.family = {plan.config.model.family} is: {listed(unused, 4)}; it is another model than "
-            "config.json says"
-        )
+        what = f"{counted(len(unused), 'tensors', ',')} that no weight of"
+        what = f"{what} model.family = {plan.config.model.family} is: {listed(unused, 4)}"
+        raise WeightsError(f"{shown(folder.path)}: {what}; it is another model than config.json says")
     return Matched(tuple(weights), tuple(zeros), tuple(absent), head, tuple(sorted(ignored)))
 
 
@@ -158,18 +154,15 @@ def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
     """Raise WeightsError unless all tensors of the weights are there, with their shapes."""
     there = folder.names
     if lost := [name for weight in weights for name in weight.tensors if name not in there]:
-        raise WeightsError(
-            f"{shown(folder.path)}: {counted(len(lost), 'tensors', ',')} of the model "
-            f"{'are' if len(lost) > 1 else 'is'} missing: {listed(lost, 4)}; get the whole folder"
-        )
+        are = "are" if len(lost) > 1 else "is"
+        what = f"{counted(len(lost), 'tensors', ',')} of the model {are} missing: {listed(lost, 4)}"
+        raise WeightsError(f"{shown(folder.path)}: {what}; get the whole folder")
     for weight in weights:
         for name in weight.tensors:
             shape = folder.entry(name).shape
             if shape != weight.shape:
-                raise WeightsError(
-                    f"{_where(folder, name)} is {list(shape)}, needed {list(weight.shape)} by config.json; "
-                    "one of them is another model's"
-                )
+                needed = f"needed {list(weight.shape)} by config.json; one of them is another model's"
+                raise WeightsError(f"{_where(folder, name)} is {list(shape)}, {needed}")
             _require_dtype(folder, name)
 
 
@@ -179,10 +172,8 @@ def _without(weight: Weight, prefix: str) -> Weight:
 
 def _require_dtype(folder: ModelFolder, name: str) -> None:
     if (code := folder.entry(name).code) not in DTYPES:
-        raise WeightsError(
-            f"{_where(folder, name)} is {code}, which isn't read: needed {', '.join(DTYPES)}; have the "
-            "model written in one of these"
-        )
+        needed = f"needed {', '.join(DTYPES)}; have the model written in one of these"
+        raise WeightsError(f"{_where(folder, name)} is {code}, which isn't read: {needed}")
 
 
 def _where(folder: ModelFolder, name: str) -> str:

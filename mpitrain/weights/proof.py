@@ -103,17 +103,15 @@ def _compare(saved: Checkpoint, weight: Weight, box: Box, found: np.ndarray, cod
     array = saved.array(name)
     for chunk in array.chunks.inside(box):
         if digest(kept[array.chunks.box(chunk).seen_from(box)]) != array.digests[chunk]:
-            raise ExportError(
-                f"{shown(saved.path)}: {name} isn't what was saved (chunk {chunk}); use another step"
-            )
+            what = f"{name} isn't what was saved (chunk {chunk})"
+            raise ExportError(f"{shown(saved.path)}: {what}; use another step")
     expected = as_read(cast(kept, DTYPES[code]), kept.dtype)
     wrong = _bits(expected) != _bits(found)
     if wrong.any():
         at = [int(i) + a for i, a in zip(np.argwhere(wrong)[0], box.start)]
-        raise ExportError(
-            f"{weight.name}{at} is {found[wrong][0]!r} in the export, needed {expected[wrong][0]!r}; "
-            f"{int(wrong.sum()):,} of {wrong.size:,} numbers there differ"
-        )
+        is_other = f"is {found[wrong][0]!r} in the export, needed {expected[wrong][0]!r}"
+        differ = f"{int(wrong.sum()):,} of {wrong.size:,} numbers there differ"
+        raise ExportError(f"{weight.name}{at} {is_other}; {differ}")
     return largest_difference(found, kept)
 
 

@@ -38,9 +38,9 @@ class WeightSource(Protocol):
         """Close all files."""
 
 
-def bands(box: Box, row_bytes: int, multiple: int = 1) -> Iterator[Box]:
+def bands(box: Box, row_bytes: int, multiple: int = 1, most_bytes: int = BAND_BYTES) -> Iterator[Box]:
     """Yield the box in runs of rows of some megabytes each, which begin at multiples of `multiple`."""
-    rows = max(1, BAND_BYTES // max(1, row_bytes) // multiple) * multiple
+    rows = max(1, most_bytes // max(1, row_bytes) // multiple) * multiple
     at = box.start[0]
     while at < box.stop[0]:
         end = min((at // rows + 1) * rows, box.stop[0])
@@ -86,12 +86,10 @@ class FolderSource:
 
     def _take(self, tensor: str, out: np.ndarray, found: np.ndarray) -> None:
         if not widen_into(out, found):
-            file = self._folder.names[tensor]
-            raise WeightsError(
-                f"{self._folder.where(file)}: {shown(tensor)} holds NaN or infinite numbers"
-                + (", or too large ones for fp32" if found.dtype.itemsize > out.dtype.itemsize else "")
-                + "; get another copy of the model"
-            )
+            where = self._folder.where(self._folder.names[tensor])
+            or_large = ", or too large ones for fp32" * (found.dtype.itemsize > out.dtype.itemsize)
+            what = f"{shown(tensor)} holds NaN or infinite numbers{or_large}"
+            raise WeightsError(f"{where}: {what}; get another copy of the model")
 
     def _whole(self, weight: Weight, tensor: str) -> np.ndarray:
         """Return what a tensor has of a weight, in the tensor's dtype; a view of it where that will do."""
@@ -121,10 +119,9 @@ def require_tied_head(folder: ModelFolder, matched: Matched, source: FolderSourc
         source.read(EMBEDDING, band, expected)
         rows = entry.shape == box.shape and widened(folder.rows(matched.head, band.start[0], band.stop[0]))
         if rows is False or not np.array_equal(rows, expected):
-            raise WeightsError(
-                f"{shown(folder.path)}: {matched.head} is another matrix than the embedding, and "
-                "tie_word_embeddings says that they are one; set it to false in config.json"
-            )
+            what = f"{shown(folder.path)}: {matched.head} is another matrix than the embedding"
+            change = "tie_word_embeddings says that they are one; set it to false in config.json"
+            raise WeightsError(f"{what}, and {change}")
 
 
 def require_no_bias(source: WeightSource, plan: Plan, where: str) -> None:
@@ -135,11 +132,10 @@ def require_no_bias(source: WeightSource, plan: Plan, where: str) -> None:
         numbers = np.empty(box.shape, np.float64)
         source.read(spec.name, box, numbers)
         if numbers.any():
-            raise WeightsError(
-                f"{where}: {spec.name} isn't 0, and chooses experts; with experts.balance = "
-                f'"{plan.config.experts.balance}" there is none, and it is another model. Use '
-                'experts.balance = "bias"; with experts.bias_rate = 0 it stays as it is'
-            )
+            balance = f'with experts.balance = "{plan.config.experts.balance}" there is none'
+            change = 'Use experts.balance = "bias"; with experts.bias_rate = 0 it stays as it is'
+            what = f"{spec.name} isn't 0, and chooses experts; {balance}, and it is another model"
+            raise WeightsError(f"{where}: {what}. {change}")
 
 
 class CheckpointSource:
@@ -151,20 +147,15 @@ class CheckpointSource:
 
     def box(self, name: str) -> Box | None:
         stored = f"parameters/{name}"
-        if stored not in self._names:
-            return None
-        return whole(self._saved.array(stored).shape)
+        return whole(self._saved.array(stored).shape) if stored in self._names else None
 
     def read(self, name: str, box: Box, out: np.ndarray) -> None:
         stored = f"parameters/{name}"
-        row_bytes = math.prod(box.shape[1:]) * out.itemsize
-        for band in bands(box, row_bytes):
+        for band in bands(box, math.prod(box.shape[1:]) * out.itemsize):
             values = self._saved.read(stored, band.slices)
             if not widen_into(out[band.seen_from(box)], values):
-                raise CheckpointError(
-                    f"{shown(self._saved.path)}: {shown(stored)} holds NaN or infinite numbers; use another "
-                    "step"
-                )
+                what = f"{shown(stored)} holds NaN or infinite numbers"
+                raise CheckpointError(f"{shown(self._saved.path)}: {what}; use another step")
 
     def close(self) -> None:
         self._saved.close()

@@ -148,10 +148,8 @@ def _contents(
             other[...] = view
             written += view.size
     if written != theirs.size:
-        raise MpitrainError(
-            f"{shown(tensor.name)}: its weights fill {written:,} of {theirs.size:,} numbers; the family's "
-            "weight_names are wrong"
-        )
+        what = f"{shown(tensor.name)}: its weights fill {written:,} of {theirs.size:,} numbers"
+        raise MpitrainError(f"{what}; the family's weight_names are wrong")
     yield theirs, None
 
 
