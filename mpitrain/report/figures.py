@@ -110,14 +110,8 @@ def _curve(curve: Curve, lines: Sequence[Points], num_runs: int, over: str) -> A
 
 
 def _figure(title: str, below: str, height: int = 260, **given: Any) -> Any:
-    plot = figure(
-        title=title,
-        height=height,
-        sizing_mode="stretch_width",
-        tools="xpan,box_zoom,reset,save",
-        output_backend="canvas",
-        **given,
-    )
+    look = {"sizing_mode": "stretch_width", "output_backend": "canvas"}
+    plot = figure(title=title, height=height, tools="xpan,box_zoom,reset,save", **look, **given)
     plot.toolbar.update(logo=None, autohide=True)  # on paper there is none
     zoom = WheelZoomTool(dimensions="width", modifiers="ctrl")  # the wheel alone scrolls the page
     plot.add_tools(zoom)
@@ -156,15 +150,13 @@ def timeline(events: Sequence[Instruction], stages: Sequence[Mapping[str, float]
     waits = sorted(waits, key=lambda wait: wait.length)[-MOST_DRAWN_WAITS:]
     unknown = dict.fromkeys(more, np.full(len(waits), np.nan, np.float32))
     columns = [_columns(spans, more), _columns(waits, unknown)]
+    sources = [ColumnDataSource(of_kind) for of_kind in columns]
     if len(events) > MOST_BOXES:
-        sources = _details(plot, columns, len(rows))
-    else:
-        sources = [ColumnDataSource(of_kind) for of_kind in columns]
+        sources = _details(plot, sources, len(rows))
     kinds = LinearColorMapper(palette=[*COLOURS, "#000000"], low=-0.5, high=WAIT + 0.5)
+    look = {"color": transform("kind", kinds), "line_color": None}
     boxes = [
-        plot.hbar(
-            "y", height, "right", "left", source=source, color=transform("kind", kinds), line_color=None
-        )
+        plot.hbar("y", height, "right", "left", source=source, **look)
         for source, height in zip(sources, (0.84, 0.24))
     ]
     plot.yaxis.ticker = list(range(0, len(rows), max(1, len(rows) // 16)))
@@ -182,19 +174,14 @@ def details() -> str:
     return DETAILS.replace("MOST", str(MOST_BOXES)).replace("COLOURS", str(colours))
 
 
-def _details(plot: Any, columns: Sequence[Mapping[str, Any]], num_rows: int) -> list[ColumnDataSource]:
+def _details(plot: Any, whole: Sequence[ColumnDataSource], num_rows: int) -> list[ColumnDataSource]:
     """Add a picture of all boxes; return what is drawn in its place where few enough are in view."""
-    whole = [ColumnDataSource(of_kind) for of_kind in columns]
-    shown = [ColumnDataSource({name: [] for name in of_kind}) for of_kind in columns]
+    shown = [ColumnDataSource({name: [] for name in source.data}) for source in whole]
     width = max(64, min(1024, 131_072 // num_rows))  # columns of the picture
-    picture = ColumnDataSource(
-        {
-            "image": [np.zeros((1, width), np.uint32) for _ in range(num_rows)],
-            "x": np.zeros(num_rows, np.float32),
-            "dw": np.ones(num_rows, np.float32),
-            "y": np.arange(num_rows, dtype=np.float32) - 0.42,
-        }
-    )
+    pixels = [np.zeros((1, width), np.uint32) for _ in range(num_rows)]
+    x, dw = np.zeros(num_rows, np.float32), np.ones(num_rows, np.float32)
+    y = np.arange(num_rows, dtype=np.float32) - 0.42
+    picture = ColumnDataSource({"image": pixels, "x": x, "dw": dw, "y": y})
     image = plot.image_rgba("image", "x", "y", "dw", 0.84, source=picture)
     plot.tags = [picture, image, *whole, *shown]  # for the page's script: its policy runs no text of a model
     return shown
@@ -242,15 +229,14 @@ def _columns(spans: Sequence[Span], more: Mapping[str, np.ndarray]) -> dict[str,
 
 def _predicted_ms(name: str, stages: Sequence[Mapping[str, float]]) -> float:
     match = STAGE.fullmatch(name.partition("/")[0])
-    if match is None or int(match[2]) >= len(stages):
-        return np.nan
-    return 1e3 * stages[int(match[2])].get(match[1], np.nan)
+    is_known = match is not None and int(match[2]) < len(stages)
+    return 1e3 * stages[int(match[2])].get(match[1], np.nan) if is_known else np.nan
 
 
 def memory(events: Sequence[Instruction]) -> Any:
     """Return the memory of ranks over a step; None of a trace without it."""
     by_rank: dict[tuple[int, int], list[Instruction]] = {}
-    for event in events:
+    for event in sorted(events, key=lambda event: event.ts):
         if event.held_mb is not None:
             by_rank.setdefault((event.pid, event.tid), []).append(event)
     if not by_rank:
@@ -258,10 +244,9 @@ def memory(events: Sequence[Instruction]) -> Any:
     zero = min(event.ts for event in events)
     plot = _figure("memory of each rank, MB", "milliseconds")
     for number, (place, of_rank) in enumerate(sorted(by_rank.items())[:MOST_CURVES]):
-        of_rank.sort(key=lambda event: event.ts)
         columns = {
-            "x": np.array([event.ts + event.dur - zero for event in of_rank], np.float32) / 1e3,
-            "y": np.array([event.held_mb for event in of_rank], np.float32),
+            "x": _numbers(event.ts + event.dur - zero for event in of_rank) / 1e3,
+            "y": _numbers(event.held_mb for event in of_rank),
             "name": [event.name[:40] for event in of_rank],
             "rank": [f"{place[0]}, {place[1]}"] * len(of_rank),
         }

@@ -15,6 +15,7 @@ In the cache of Hugging Face's own programs the files are links into `blobs` bes
 import os
 import re
 from collections import OrderedDict
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors")
 GIVE = "give the folder of a model, with its config.json and safetensors files"
 
 
-class ModelFolder:
+class ModelFolder(AbstractContextManager):
     """A folder, open for reading. Owns its open files until close(); a context manager, too.
 
     config: the object of config.json.
@@ -91,9 +92,6 @@ class ModelFolder:
         """Close all files."""
         while self._open:
             self._open.popitem()[1].close()
-
-    def __enter__(self) -> "ModelFolder":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -93,24 +93,22 @@ def compare(folder: ModelFolder, matched: Matched, plan: Plan, code: str) -> Sam
     length = min(LENGTH, config.data.sequence)
     vocab = matched.weights[0].rows
     numbers = np.random.default_rng(0).integers(0, vocab, (SEQUENCES, length))
-    expected, wrong, tokenizer, version = _theirs(
-        folder.path, numbers, "float64" if code == "F64" else "float32", config
-    )
+    bits = 64 if code == "F64" else 32
+    theirs = _theirs(folder.path, numbers, f"float{bits}", config)
+    version, wrong = str(theirs["version"]), json.loads(str(theirs["wrong"]))
     if faults := {name: names for name, names in wrong.items() if names}:
         raise ExportError(f"transformers {version} doesn't find the same weights: {json.dumps(faults)[:500]}")
-    ours = _ours(folder, matched, config, numbers, "fp64" if code == "F64" else "fp32")
-    expected = expected[..., : ours.shape[-1]]
+    ours = _ours(folder, matched, config, numbers, f"fp{bits}")
+    expected = theirs["logits"][..., : ours.shape[-1]]
     most = float(np.abs(expected).max())
     largest = float(np.abs(ours[..., : expected.shape[-1]] - expected).max())
     if not largest <= TOLERANCE * max(1.0, most):
         what = f"transformers {version} computes other logits from what was written"
         raise ExportError(f"{what}: they differ by {largest:.3g}, and the largest is {most:.3g}")
-    return SameLogits(version, largest, most, numbers.size, tokenizer)
+    return SameLogits(version, largest, most, numbers.size, str(theirs["tokenizer"]))
 
 
-def _theirs(
-    path: Path, tokens: np.ndarray, dtype: str, config: Config
-) -> tuple[np.ndarray, dict[str, list[str]], str, str]:
+def _theirs(path: Path, tokens: np.ndarray, dtype: str, config: Config) -> dict[str, np.ndarray]:
     more = {"experts_implementation": "eager"} if config.experts.count else {}
     environment = without_rank(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as there:
@@ -130,8 +128,7 @@ def _theirs(
             last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             raise ExportError(f"transformers doesn't load what was written: {last[:300]}")
         with np.load(out) as file:
-            wrong = json.loads(str(file["wrong"]))
-            return file["logits"], wrong, str(file["tokenizer"]), str(file["version"])
+            return dict(file)
 
 
 def _ours(

@@ -2,13 +2,14 @@
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 
 from mpitrain.cluster.threads import submitted
 
 
-class Syncing:
+class Syncing(AbstractContextManager):
     """Syncs files one after the other, each once it is written. Owns what it was given until close()."""
 
     def __init__(self) -> None:
@@ -30,9 +31,6 @@ class Syncing:
     def close(self) -> None:
         """Wait until all files are closed."""
         self._pool.shutdown()
-
-    def __enter__(self) -> "Syncing":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
