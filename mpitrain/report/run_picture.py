@@ -35,27 +35,19 @@ def write(rundir: RunDir) -> str:
         if rundir.metrics.lstat().st_size > MOST_METRICS:
             return f"{shown(to)} isn't drawn of so many steps: mpitrain report {as_argument(rundir.path)}"
         steps = StepReader(rundir.metrics).read()
+        titles = {"loss": "training loss, nats", "val_loss": "validation loss, nats"}
+        costs = _communication(steps.comm, steps.num_sampled)
         with replacing(to) as file:
-            file.write(draw(steps))
+            file.write(_picture(*_curves(steps, titles), *costs))
         if steps.loads is None:
             return ""
         to = rundir.loads
+        titles = {"load_cv": BY_COLUMN["load_cv"].title}
         with replacing(to) as file:
-            file.write(draw_loads(steps, steps.loads))
+            file.write(_picture(*_curves(steps, titles), *_loads(steps.loads)))
         return f"loads of experts: {shown(to)}"
     except (OSError, ValueError) as error:
         return f"{shown(to)} can't be drawn: {shown(getattr(error, 'strerror', None) or error)}"
-
-
-def draw(steps: StepSeries) -> bytes:
-    """Return losses and communication as an .svg file."""
-    titles = {"loss": "training loss, nats", "val_loss": "validation loss, nats"}
-    return _picture(*_curves(steps, titles), *_communication(steps.comm, steps.num_sampled))
-
-
-def draw_loads(steps: StepSeries, loads: LoadsLine) -> bytes:
-    """Return how unequal the loads of experts were over steps, and the newest ones, as an .svg file."""
-    return _picture(*_curves(steps, {"load_cv": BY_COLUMN["load_cv"].title}), *_loads(loads))
 
 
 def _picture(*content: str) -> bytes:

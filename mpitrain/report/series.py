@@ -96,20 +96,20 @@ class StepSeries(NamedTuple):
     idle: Mapping[str, float] = {}
     samples: SamplesLine | None = None
 
-    def known(self, name: str) -> np.ndarray:
-        """Return the finite numbers of a column."""
-        column = self.columns.get(name, np.empty(0))
-        return column[np.isfinite(column)]
-
     def last(self, name: str) -> float:
-        """Return the last of them, NaN if there is none."""
-        known = self.known(name)
-        return float(known[-1]) if len(known) else math.nan
+        """Return the last finite number of a column, NaN if there is none."""
+        column = self.columns.get(name, np.empty(0))
+        return float(next(reversed(column[np.isfinite(column)]), math.nan))
 
     def median(self, name: str) -> float:
-        """Return their median, NaN if there is none."""
-        known = self.known(name)
-        return float(np.median(known)) if len(known) else math.nan
+        """Return the median of a column, NaN if there is none."""
+        return median_of(self.columns.get(name, np.empty(0)))
+
+
+def median_of(column: np.ndarray) -> float:
+    """Return the median of the finite numbers, NaN if there is none."""
+    known = column[np.isfinite(column)]
+    return float(np.median(known)) if len(known) else math.nan
 
 
 class StepReader:

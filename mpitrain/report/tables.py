@@ -12,6 +12,7 @@ from mpitrain.errors import DONE, FAILED, STOPPED_EARLY, counted
 from mpitrain.report.curves import COLOURS, label_of
 from mpitrain.report.recorded_run import RecordedRun, RunEnd
 from mpitrain.report.run_ends import by_class, reliability
+from mpitrain.report.series import median_of
 
 # of ends.jsonl
 CLASSES = {DONE: "done", FAILED: "failed", 2: "bad input", STOPPED_EARLY: "stopped early, with a checkpoint"}
@@ -36,7 +37,8 @@ def tables(runs: Sequence[RecordedRun]) -> dict[str, str]:
     content: dict[str, str] = {}
     for section, *of_table in TABLES:
         content[section] = content.get(section, "") + _of_runs(runs, *of_table)
-    content["runs"] += _notes(runs)
+    notes = ((label_of(number), note) for number, run in enumerate(runs) for note in run.notes)
+    content["runs"] += "".join(f"<p>{escape(label)}: {_text(note)}</p>" for label, note in notes)
     content["layout"] = "".join(_layout(number, run) for number, run in enumerate(runs))
     content["configuration"] = _configuration(runs)
     return {section: made for section, made in content.items() if made}
@@ -50,20 +52,14 @@ def _of_runs(runs: Sequence[RecordedRun], head: Sequence[str], rows_of: Callable
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table, whose cells are quoted; "" without rows."""
-    lines = [
-        "".join(
-            f"<td class=n>{_number(cell)}</td>"
-            if isinstance(cell, int | float)
-            else f"<td>{_text(cell)}</td>"
-            for cell in row
-        )
-        for row in rows
-    ]
-    if not lines:
-        return ""
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table><tr>{names}</tr>{body}</table></div>'
+    return f'<div class="scroll"><table><tr>{names}</tr>{body}</table></div>' if body else ""
+
+
+def _cell(cell: object) -> str:
+    is_number = isinstance(cell, int | float)
+    return f"<td class=n>{_number(cell)}</td>" if is_number else f"<td>{_text(cell)}</td>"
 
 
 def _text(cell: object) -> str:
@@ -77,11 +73,6 @@ def _number(value: float) -> str:
     return f"{value:,}" if isinstance(value, int) and abs(value) < 10**15 else f"{value:,.5g}"
 
 
-def _notes(runs: Sequence[RecordedRun]) -> str:
-    notes = [(label_of(number), note) for number, run in enumerate(runs) for note in run.notes]
-    return "".join(f"<p>{escape(label)}: {_text(note)}</p>" for label, note in notes)
-
-
 def _run(run: RecordedRun) -> Iterator[Sequence[object]]:
     last, median = run.steps.last, run.steps.median
     counts = [int(x) if math.isfinite(x) else x for x in map(last, ("step", "tokens", "skipped"))]
@@ -93,22 +84,12 @@ def _run(run: RecordedRun) -> Iterator[Sequence[object]]:
 def _parts(run: RecordedRun) -> Iterator[Sequence[object]]:
     predicted, measured = run.summary.predicted_s, run.summary.measured_s
     for part in dict.fromkeys([*measured, *predicted]):
-        yield part, _ms(predicted.get(part)), _ms(measured.get(part))
+        yield part, *(1e3 * parts.get(part, math.nan) for parts in (predicted, measured))
     if measured or predicted:
-        yield "step", *(_ms(sum(parts.values())) for parts in (predicted, measured))
-        yield "its FLOPs at peak rate", *[_ms(_at_the_peak(run))] * 2
-
-
-def _at_the_peak(run: RecordedRun) -> float | None:
-    """Return the seconds that a step's FLOPs take at the peak that MFU is a share of."""
-    columns = run.steps.columns
-    seconds = columns["mfu"] * columns["step_s"] if "mfu" in columns else np.empty(0)
-    seconds = seconds[np.isfinite(seconds)]
-    return float(np.median(seconds)) if len(seconds) else None
-
-
-def _ms(seconds: float | None) -> float:
-    return math.nan if seconds is None else 1e3 * seconds
+        yield "step", *(1e3 * sum(parts.values()) for parts in (predicted, measured))
+        columns = run.steps.columns
+        at_peak_s = columns["mfu"] * columns["step_s"] if "mfu" in columns else np.empty(0)
+        yield "its FLOPs at peak rate", *[1e3 * median_of(at_peak_s)] * 2  # MFU is a share of it
 
 
 def _idle(run: RecordedRun) -> Iterator[Sequence[object]]:
@@ -135,8 +116,7 @@ def _communication_of_ranks(run: RecordedRun) -> Iterator[Sequence[object]]:
 
 
 def _stragglers(run: RecordedRun) -> Iterator[Sequence[object]]:
-    waits = sorted(run.steps.waits.items(), key=lambda wait: -wait[1])[:MOST_WAITS]
-    for who, seconds in waits:
+    for who, seconds in sorted(run.steps.waits.items(), key=lambda wait: -wait[1])[:MOST_WAITS]:
         if seconds:
             yield f"rank 0 waits for rank {who}", 1e3 * seconds / max(1, run.steps.num_sampled)
     for who, count in islice(run.summary.slow.items(), MOST_WAITS):
@@ -169,14 +149,15 @@ def _class_of(end: RunEnd) -> str:
 
 def _layout(number: int, run: RecordedRun) -> str:
     """Return the ranks of each node, with a colour for each pipeline rank."""
-    axes, nodes = run.summary.axes, run.summary.nodes[:MOST_RANKS]
-    sizes = [max(1, axes.get(name, 1)) for name in ("tp", "cp", "dp", "pp")]
+    axes = run.summary.axes
+    sizes = {name: max(1, axes.get(name, 1)) for name in ("tp", "cp", "dp", "pp")}  # the first varies fastest
     boxes: dict[str, list[str]] = {}
-    for rank, node in enumerate(nodes):
-        *places, stage = _coordinates(rank, sizes)
-        names = zip(("tp", "cp", "dp", "pp"), (*places, stage), sizes)
-        where = " ".join(f"{name} {place}" for name, place, size in names if size > 1)
-        colour = COLOURS[stage % len(COLOURS)]
+    for rank, node in enumerate(run.summary.nodes[:MOST_RANKS]):
+        places, left = {}, rank
+        for name, size in sizes.items():
+            left, places[name] = divmod(left, size)
+        where = " ".join(f"{name} {place}" for name, place in places.items() if sizes[name] > 1)
+        colour = COLOURS[places["pp"] % len(COLOURS)]
         boxes.setdefault(node, []).append(f'<i style="border-color:{colour}" title="{where}">{rank}</i>')
     drawn = "".join(f"<div>{_text(node)}<br>{''.join(ranks)}</div>" for node, ranks in boxes.items())
     if not drawn:
@@ -184,15 +165,6 @@ def _layout(number: int, run: RecordedRun) -> str:
     shape = " x ".join(f"{name}({size})" for name, size in axes.items())
     said = f"{label_of(number)}: {_text(shape)}; a colour is a pipeline rank"
     return f"<p>{said}</p><div class=nodes>{drawn}</div>"
-
-
-def _coordinates(rank: int, sizes: Sequence[int]) -> list[int]:
-    """Return where a rank is along axes, of which the first varies fastest."""
-    places = []
-    for size in sizes:
-        places.append(rank % size)
-        rank //= size
-    return places
 
 
 def _evaluations(run: RecordedRun) -> Iterator[Sequence[object]]:
@@ -246,37 +218,25 @@ def _objects(value: Any) -> Iterable[tuple[str, dict[str, Any]]]:
 
 
 def _numbers(numbers: dict[str, Any]) -> str:
-    known = {
-        key: x for key, x in numbers.items() if isinstance(x, int | float) and not key.endswith("_stderr")
-    }
-    return ", ".join(f"{key} {_number(x)}" for key, x in known.items())
+    known = ((key, x) for key, x in numbers.items() if isinstance(x, int | float))
+    return ", ".join(f"{key} {_number(x)}" for key, x in known if not key.endswith("_stderr"))
 
 
 def _configuration(runs: Sequence[RecordedRun]) -> str:
     """Return the keys that somebody gave, or of several runs those that differ, and all in a fold."""
     of_runs = [{key: (value, origin) for key, value, origin in run.keys} for run in runs]
     names = list(dict.fromkeys(key for keys in of_runs for key in keys))[:SHOWN_KEYS]
-    head = ["key"]
-    for number in range(len(runs)):
-        head += [label_of(number), "from"]
+    head = ["key", *chain(*((label_of(number), "from") for number in range(len(runs))))]
     rows = [[key, *chain(*(keys.get(key, ("", "")) for keys in of_runs))] for key in names]
-    title, is_chosen = ("Keys that were given or chosen", _is_given)
     if len(runs) > 1:
-        title, is_chosen = ("Keys that differ", _differs)
-    short = table(head, filter(is_chosen, rows))
-    whole = table(head, rows)
-    return (f"<h3>{title}</h3>{short}" if short else "") + (
-        f"<details><summary>All keys</summary>{whole}</details>" if whole else ""
+        title, chosen = "Keys that differ", [row for row in rows if len(set(row[1::2])) > 1]
+    else:
+        title = "Keys that were given or chosen"
+        chosen = [row for row in rows if not row[2].startswith(("default", "derived", "family"))]
+    short, whole = table(head, chosen), table(head, rows)
+    return (f"<h3>{title}</h3>{short}" * bool(short)) + (
+        f"<details><summary>All keys</summary>{whole}</details>" * bool(whole)
     )
-
-
-def _differs(row: Sequence[str]) -> bool:
-    return len(set(row[1::2])) > 1
-
-
-def _is_given(row: Sequence[str]) -> bool:
-    """Return whether a key's value is neither its default nor derived, nor of the model's family."""
-    return not row[2].startswith(("default", "derived", "family"))
 
 
 TABLES = (

@@ -178,8 +178,7 @@ def as_json(tree: Mapping[str, Any]) -> bytes:
 class SpecialTokens(NamedTuple):
     """Numbers of special tokens, by the fields of config.json.
 
-    carried: the config.json that the weights came with.
-    own: what the run's texts had, None: nothing.
+    carried: the config.json that the weights came with. own: what the run's texts had.
     given: fields whose token the user has named, which overrides the carried one.
     """
 
@@ -190,17 +189,14 @@ class SpecialTokens(NamedTuple):
     @property
     def replaced(self) -> frozenset[str]:
         """Fields whose tokens are the run's, and not those that the weights came with."""
-        return frozenset(name for name in self.given if not self._is_carried(name))
+        known = {name: [x for x in _as_list(self.carried.get(name)) if type(x) is int] for name in self.given}
+        return frozenset(name for name in self.given if self.own[name] not in known[name])
 
     @property
     def kept(self) -> dict[str, Any]:
         """What is kept of the config.json that the weights came with."""
         gone = self.replaced | {name for name in self.own if self.carried.get(name) is None}
         return {name: value for name, value in self.carried.items() if name not in gone}
-
-    def _is_carried(self, name: str) -> bool:
-        numbers = _as_list(self.carried.get(name))
-        return any(type(number) is int and number == self.own[name] for number in numbers)
 
 
 def special_tokens(run: RunDir | None, files: Mapping[str, bytes], data: Data) -> SpecialTokens:
@@ -322,14 +318,11 @@ def _read(folder: Path, names: Iterable[str]) -> Files:
 
 def _extends(content: bytes, before: bytes) -> bool:
     """Return whether a tokenizer has all tokens of another one, with the same numbers."""
-    more, fewer = map(_vocabulary, (content, before))
-    return bool(fewer) and fewer.items() <= more.items()
-
-
-def _vocabulary(content: bytes) -> dict[str, int]:
     with suppress(ImportError, LibraryFailure):
         import tokenizers  # most runs use bytes, and don't pay for the import
 
         with library_calls():
-            return tokenizers.Tokenizer.from_str(content.decode()).get_vocab(with_added_tokens=True)
-    return {}
+            read = (tokenizers.Tokenizer.from_str(file.decode()) for file in (before, content))
+            fewer, more = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in read)
+            return bool(fewer) and fewer.items() <= more.items()
+    return False

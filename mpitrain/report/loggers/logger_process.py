@@ -61,11 +61,10 @@ class FollowedFile:
 
     def keep_place(self, file: Path) -> None:
         """Write how far it was read, if that is further than before."""
-        if self._offset == self._kept:
-            return
-        self._kept = self._offset
-        with replacing(file) as out:
-            out.write(b"%d\n%b" % (self._offset, self._last))
+        if self._offset != self._kept:
+            self._kept = self._offset
+            with replacing(file) as out:
+                out.write(b"%d\n%b" % (self._offset, self._last))
 
     @classmethod
     def from_place(cls, path: Path, file: Path) -> "FollowedFile | None":
@@ -134,13 +133,6 @@ def _wait_for_end(over: threading.Event, patience_s: int) -> None:
     over.set()
 
 
-def _limit_files(folder: Path) -> None:
-    """Leave half of the disk's free space to the run: no file of a logger grows beyond."""
-    most = max(1, shutil.disk_usage(folder).free // 2)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 def _run(task: LoggerTask, over: threading.Event) -> None:
     rundir = RunDir(task.run)
     folder = rundir.loggers / task.name.replace(":", ".")
@@ -148,7 +140,9 @@ def _run(task: LoggerTask, over: threading.Event) -> None:
     for path in (rundir.loggers, folder):
         if kind_of(path) != "a folder":
             raise InputError(f"{shown(path)} is {kind_of(path)}, needed a folder; move it away")
-    _limit_files(folder)
+    most = max(1, shutil.disk_usage(folder).free // 2)  # no file grows beyond: the rest is the run's
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     lock = open_regular(folder / "lock", os.O_RDWR | os.O_CREAT)
     with suppress(OSError):  # of a file system without locks
         fcntl.flock(lock, fcntl.LOCK_EX)  # the logger of an earlier start may still be at its end
@@ -161,12 +155,9 @@ def _run(task: LoggerTask, over: threading.Event) -> None:
         return logger_class(run._replace(resumed=resumed))
 
     resumes = getattr(logger_class, "resumes", None)
-    if resumes is None:
-        follow(rundir.metrics, begin, over)
-        return
-    if FollowedFile.from_place(rundir.metrics, place) is None or not resumes(run):
+    if resumes and (FollowedFile.from_place(rundir.metrics, place) is None or not resumes(run)):
         place.unlink(missing_ok=True)
-    follow(rundir.metrics, begin, over, place)
+    follow(rundir.metrics, begin, over, place if resumes else None)
 
 
 def main() -> None:
