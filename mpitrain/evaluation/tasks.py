@@ -1,7 +1,7 @@
 """How the answers of a model are judged, as lm-evaluation-harness does (lm_eval/api/task.py)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,22 +60,17 @@ class TaskFile:
                 before, after = encoded_pair(self.before + example.text, choice, self.vocabulary)
                 if len(after) > context or not after:
                     merged = ", since they merge with the text's last" * (not after)
-                    raise DataError(
-                        f"{self.where}, example {number}: {shown(repr(choice))} has "
-                        f"{len(after)} tokens{merged}, needed 1 to {context}, the context; shorten it, "
-                        "or lengthen the context"
-                    )
+                    has = f"{shown(repr(choice))} has {len(after)} tokens{merged}"
+                    what = f"{has}, needed 1 to {context}, the context"
+                    change = "shorten it, or lengthen the context"
+                    raise DataError(f"{self.where}, example {number}: {what}; {change}")
                 whole = [*before, *after][-(context + 1) :]  # the text's beginning is cut
                 requests.append(ScoreRequest(whole, len(after)))
         return requests
 
     def _choose(self, scores) -> dict[str, Any]:
         """Return the accuracies of multiple choice: ties go to the first."""
-        lengths: dict[str, Callable[[str], int]] = {
-            "acc": lambda choice: 1,
-            "acc_norm": len,
-            "acc_bytes": lambda choice: len(choice.encode()),
-        }
+        lengths = {"acc": lambda choice: 1, "acc_norm": len, "acc_bytes": lambda choice: len(choice.encode())}
         hits: dict[str, list[bool]] = {name: [] for name in lengths}
         answers: list[dict[str, Any]] = []
         for example in self.examples:

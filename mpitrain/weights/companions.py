@@ -250,12 +250,8 @@ def exported(
     }
     if GENERATION not in out:
         generation = {"_from_model_config": True}
-    if "chat" in data.kinds:  # transformers ends an answer at no other token
-        ends = [number for number in _as_list((generation | changed).get(END)) if number is not None]
-        stop = _named(files, END)
-        stops = [number for number, known in _special_names(files).items() if known == stop]
-        if stops := [number for number in stops if number not in ends]:
-            changed[END] = [*ends, *stops]
+    if "chat" in data.kinds:
+        changed |= _with_stop_token(generation | changed, files)
     if GENERATION not in out or changed:
         out[GENERATION] = as_json(generation | changed)
     if TOKENIZER not in out and data.tokenizer == BYTES:
@@ -263,6 +259,14 @@ def exported(
     if TOKENIZER in out:
         out |= _tokenizer_config(out, special, replaced, described)
     return out
+
+
+def _with_stop_token(generation: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the ends of text with the token that ends an answer, which transformers asks nobody else for."""
+    ends = [number for number in _as_list(generation.get(END)) if number is not None]
+    stop, names = _named(files, END), _special_names(files)
+    stops = [number for number, known in names.items() if known == stop and number not in ends]
+    return {END: [*ends, *stops]} if stops else {}
 
 
 def _named(files: Mapping[str, bytes], field: str) -> str | None:

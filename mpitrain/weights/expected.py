@@ -1,7 +1,6 @@
 """What an export has to hold: digests of a checkpoint's numbers after the cast, made while they are written.
 
-To read the checkpoint once more for the proof would take as long as to write the export. Meanwhile what is
-read is held against the checkpoint's own digests.
+To read the checkpoint once more for the proof would take as long as to write the export.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""config.json of a Hugging Face folder as keys of ours, and back.
-
-A family says what the fields of its model types mean (plan/declared/hugging_face.py).
-"""
+"""config.json of a Hugging Face folder as keys of ours, and back, as its family says."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

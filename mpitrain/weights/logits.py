@@ -1,6 +1,4 @@
-"""The last proof of an export: the same logits by transformers, which a child process computes from the
-folder alone, and by mpitrain, from the same files.
-"""
+"""The last proof of an export: the same logits by transformers, in a child process, and by mpitrain."""
 
 import importlib.util
 import json

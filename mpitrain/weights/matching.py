@@ -130,14 +130,12 @@ def match(folder: ModelFolder, plan: Plan, keys: ModelKeys) -> Matched:
     prefix = keys.kind.prefix
     if prefix and not any(name.startswith(prefix) for name in there):
         weights, zeros = ([_without(weight, prefix) for weight in some] for some in (weights, zeros))
-    biases = [weight for weight in weights if weight.spec.group == BIAS]
-    absent = [] if any(weight.tensors[0] in there for weight in biases) else biases
+    absent = _absent_biases(weights, there)
     weights = [weight for weight in weights if weight not in absent]
     zeros = [weight for weight in zeros if weight.tensors[0] in there]
     _require_all(folder, [*weights, *zeros])
     rest = there.keys() - tensors_of((*weights, *zeros)).keys()
-    named = _names_of(plan).get(HEAD) if plan.config.model.tied else None
-    head = as_stored(named).name_for(plan.config) if named else ""
+    head = _head_of(plan) if plan.config.model.tied else ""
     head = head if head in rest else ""
     if head:
         _require_dtype(folder, head)
@@ -148,6 +146,17 @@ def match(folder: ModelFolder, plan: Plan, keys: ModelKeys) -> Matched:
         what = f"{what} model.family = {plan.config.model.family} is: {listed(unused, 4)}"
         raise WeightsError(f"{shown(folder.path)}: {what}; it is another model than config.json says")
     return Matched(tuple(weights), tuple(zeros), tuple(absent), head, tuple(sorted(ignored)))
+
+
+def _absent_biases(weights: Sequence[Weight], there: Mapping[str, str]) -> list[Weight]:
+    biases = [weight for weight in weights if weight.spec.group == BIAS]
+    return [] if any(weight.tensors[0] in there for weight in biases) else biases
+
+
+def _head_of(plan: Plan) -> str:
+    """Return the name of the head's tensor, of a family that has one."""
+    names = _names_of(plan)
+    return as_stored(names[HEAD]).name_for(plan.config) if HEAD in names else ""
 
 
 def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:

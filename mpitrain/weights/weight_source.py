@@ -1,7 +1,6 @@
 """Where first weights come from: any box of any weight, read from a Hugging Face folder or a checkpoint.
 
-A few megabytes at a time, whatever the box; of a weight that lies there otherwise than here, its
-tensor.
+A few megabytes at a time; of a weight that lies there otherwise than here, its tensor.
 """
 
 import math

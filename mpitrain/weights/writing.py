@@ -1,8 +1,4 @@
-"""The safetensors files of an export: which tensors are in which, and writing one.
-
-What is in memory is a few megabytes of a tensor; of one that is put together of several weights, or
-lies otherwise than here, that tensor.
-"""
+"""The safetensors files of an export: which tensors are in which, and writing one, band by band."""
 
 import math
 import os
