@@ -63,7 +63,6 @@ class Scorer:
         return result
 
     def _score(self, requests: Sequence[ScoreRequest]) -> list[Score]:
-        """Return the scores of the rows of a step, on all ranks."""
         config = self._plan.config
         mine = sequences_of(config, self._actor.mesh["dp"].rank)
         tokens = np.zeros((len(mine), config.data.sequence + 1), np.int64)

@@ -114,7 +114,6 @@ def read_examples(name: str, where: str) -> list[Example]:
 
 
 def _read(line: bytes) -> tuple[Any, str]:
-    """Return the example of a line, and what is wrong with it."""
     try:
         example = msgspec.json.decode(line, type=Example)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -206,7 +206,6 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
 
 
 def _load(rundir: RunDir, plan: Plan) -> Stage:
-    """Return the whole model as one stage, with the weights of the newest checkpoint."""
     passed_over: list[str] = []
     saved = load.open_latest(rundir.checkpoints, warn=passed_over.append, needs=plan.stored_weights())
     if saved is None:

@@ -225,7 +225,6 @@ def _decoded(path: Path, most_bytes: int, absent: Kind, notes: list[str]) -> Kin
 
 @contextmanager
 def _noted(path: Path, notes: list[str]) -> Iterator[None]:
-    """Note what is wrong with a file that is there."""
     try:
         yield
     except FileNotFoundError:
@@ -235,7 +234,6 @@ def _noted(path: Path, notes: list[str]) -> Iterator[None]:
 
 
 def _trace(path: Path, notes: list[str]) -> list[Instruction]:
-    """Return the instructions of the last step that was traced."""
     trace = _decoded(path, MOST_TRACE_BYTES, Trace([]), notes)
     whole = [event for event in trace.traceEvents if event.ph == "X"]
     events = [event for event in whole if max(abs(event.ts), abs(event.dur)) < 1e15]

@@ -58,7 +58,6 @@ def _picture(*content: str) -> bytes:
 
 
 def _curves(steps: StepSeries, titles: Mapping[str, str]) -> Iterator[str]:
-    """Draw columns over steps.  titles: by column."""
     drawn = lines_of([BY_COLUMN[column] for column in titles], [steps], "step")
     lines = {titles[curve.column]: line for curve, (line,) in drawn.items()}
     if not lines:

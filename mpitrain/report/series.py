@@ -154,7 +154,6 @@ class StepReader:
         return self._series(torn)
 
     def _continues(self, file: BinaryIO) -> bool:
-        """Return whether a file still has what was read of it, by its last bytes."""
         if os.fstat(file.fileno()).st_ino != self._inode:
             return False
         file.seek(self._read_to - len(self._last))

@@ -148,7 +148,6 @@ def _class_of(end: RunEnd) -> str:
 
 
 def _layout(number: int, run: RecordedRun) -> str:
-    """Return the ranks of each node, with a colour for each pipeline rank."""
     axes = run.summary.axes
     sizes = {name: max(1, axes.get(name, 1)) for name in ("tp", "cp", "dp", "pp")}  # the first varies fastest
     boxes: dict[str, list[str]] = {}
@@ -223,7 +222,6 @@ def _numbers(numbers: dict[str, Any]) -> str:
 
 
 def _configuration(runs: Sequence[RecordedRun]) -> str:
-    """Return the keys that somebody gave, or of several runs those that differ, and all in a fold."""
     of_runs = [{key: (value, origin) for key, value, origin in run.keys} for run in runs]
     names = list(dict.fromkeys(key for keys in of_runs for key in keys))[:SHOWN_KEYS]
     head = ["key", *chain(*((label_of(number), "from") for number in range(len(runs))))]

@@ -36,7 +36,6 @@ def screen(runs: Sequence[RecordedRun], over: str, width: int, height: int, plai
 
 
 def _panel(curve: Curve, lines: Sequence[Points], over: str, width: int, height: int, plain: bool) -> Text:
-    """Return a curve with its axes, `width` columns wide."""
     columns = max(1, width - LABEL - 1)
     ys = (_scaled(curve, line.y) for line in lines)
     frame = (*axis_range(*(line.x for line in lines)), *axis_range(*ys))

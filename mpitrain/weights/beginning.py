@@ -216,7 +216,6 @@ def with_texts(given: LoadedConfig, texts: Mapping[str, object], where: str) -> 
 
 
 def _begun(given: LoadedConfig, texts: Mapping[str, object], path: Path, lines: list[str]) -> Beginning:
-    """Return the configuration of a run that begins. Raises DataError if it has no tokenizer at all."""
     begun, more = with_texts(given, texts, shown(path))
     if begun.config.data.tokenizer == "":
         raise DataError(no_tokenizer(path))

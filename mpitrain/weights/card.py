@@ -40,7 +40,6 @@ def _cell(value: str) -> str:
 
 
 def _settings(config: Config) -> str:
-    """Return the tables that matter to a reader, as TOML."""
     settings: list[str] = []
     keep = False
     for line in to_toml(config).splitlines():

@@ -163,7 +163,6 @@ def bytes_of(text: str) -> int:
 
 
 def _source(saved: Checkpoint) -> ExportSource:
-    """Return a step with the configuration that it was written by."""
     try:
         tree = tomllib.loads(saved.about.config)
         if not tree:
@@ -327,7 +326,6 @@ def _rows(written: ExportPlan, found: ExportDigests) -> Rows:
 
 
 def _compared(folder: ModelFolder, matched: Matched, written: ExportPlan) -> Rows:
-    """Compare logits and tokens, if that is wanted and can be done; return what to say of it."""
     if written.prove is False:
         return [("logits", "not compared (--no-prove)")]
     if written.prove is None:

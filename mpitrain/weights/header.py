@@ -46,7 +46,6 @@ class Entry(NamedTuple):
 
 
 def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of JSON, each of whose keys stands there once."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:
@@ -127,7 +126,6 @@ class SafetensorsFile:
         return entries
 
     def _entry(self, name: str, value: Any, data: int) -> Entry:
-        """Return a tensor of the header, whose bytes are as many as its shape has numbers."""
         if not isinstance(value, Mapping) or value.keys() != {"dtype", "shape", "data_offsets"}:
             raise self._error(f"{shown(name)} isn't described by dtype, shape and data_offsets")
         code, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]

@@ -154,7 +154,6 @@ def _understood(folder: ModelFolder, where: Target, overrides: tuple[str, ...]) 
 
 
 def _with_texts(asked: LoadedConfig, folder: ModelFolder, run: RunDir, lines: list[str]) -> LoadedConfig:
-    """Return a configuration with a folder's keys for texts that the user left open."""
     texts = texts_of_folder(folder)
     if texts[TOKENIZER_KEY]:
         texts[TOKENIZER_KEY] = str(run.came_along / TOKENIZER)
@@ -233,7 +232,6 @@ def _made(spec: Spec, source: FolderSource, progress: ProgressBar, box: Box, dty
 def _commit(
     folder: ModelFolder, where: Target, tmp: Path, asked: LoadedConfig, plan: Plan, num_shards: int
 ) -> list[str]:
-    """Give the step its name, and make the run; return the names of the files that came along."""
     files: dict[str, bytes] = {}
     if where.run is not None:
         remove(where.run.came_along)  # of an import that was killed

@@ -93,7 +93,6 @@ def possible_keys_of(folder: ModelFolder) -> ModelKeys:
 
 
 def _require_possible(fields: Fields) -> None:
-    """Raise ConfigError for a key whose value no configuration may have."""
     for table in TABLES:
         type_of_table = type(getattr(Config(), table))
         for key, value in fields.keys.items():
@@ -149,7 +148,6 @@ def plan_on_one_rank(config: Config) -> Plan:
 
 
 def _say_the_same_model(keys: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Return whether two sets of keys, equal or not, are the same model when they are resolved."""
     try:
         bare = LoadedConfig(Config(), NONE)
         plans = [plan_on_one_rank(with_keys(bare, of_model, "").config) for of_model in (keys, others)]

@@ -154,13 +154,11 @@ def _absent_biases(weights: Sequence[Weight], there: Mapping[str, str]) -> list[
 
 
 def _head_of(plan: Plan) -> str:
-    """Return the name of the head's tensor, of a family that has one."""
     names = _names_of(plan)
     return as_stored(names[HEAD]).name_for(plan.config) if HEAD in names else ""
 
 
 def _require_all(folder: ModelFolder, weights: Sequence[Weight]) -> None:
-    """Raise WeightsError unless all tensors of the weights are there, with their shapes."""
     there = folder.names
     if lost := [name for weight in weights for name in weight.tensors if name not in there]:
         are = "are" if len(lost) > 1 else "is"
@@ -186,7 +184,6 @@ def _require_dtype(folder: ModelFolder, name: str) -> None:
 
 
 def _where(folder: ModelFolder, name: str) -> str:
-    """Return the file and the name of a tensor, for a message."""
     return f"{folder.where(folder.names[name])}: {shown(name)}"
 
 

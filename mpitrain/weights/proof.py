@@ -86,7 +86,6 @@ def read_back(
 def _bands_of(
     source: FolderSource, weights: Sequence[Weight], saved: Checkpoint
 ) -> Iterator[tuple[Weight, Box, np.ndarray]]:
-    """Yield runs of rows of weights, each of whole chunks, as the folder has them."""
     for weight in weights:
         dtype = saved.array(PARAMETERS + weight.name).dtype
         row_bytes = math.prod(weight.box.shape[1:]) * dtype.itemsize

@@ -113,7 +113,6 @@ def write_all(file: FileIO, content: bytes | np.ndarray) -> None:
 def _noted(
     parts: Iterator[tuple[np.ndarray, CastRows | None]], expected: ExpectedDigests
 ) -> Iterator[np.ndarray]:
-    """Yield what is to be written, and have the digests of its numbers made."""
     for content, rows in parts:
         if rows is not None:
             expected.add(rows)
@@ -150,7 +149,6 @@ def _contents(
 
 
 def _cast_rows(weight: Weight, expert: int, saved: Checkpoint, tensor: OutTensor) -> Iterator[CastRows]:
-    """Yield runs of rows of what one tensor has of a weight."""
     name = f"parameters/{weight.name}"
     row_bytes = math.prod(weight.ours[1:]) * saved.array(name).dtype.itemsize
     for box in bands(whole(weight.ours), row_bytes):

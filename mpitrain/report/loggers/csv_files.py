@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,13 @@ class CsvLogger:
             self._resumes = False
             _cut(self._path, step)
         row = {"step": step, "time": time} | dict(values)
-        if new := [name for name in row if name not in self._columns]:
+        columns = self._rows.fieldnames
+        if new := [name for name in row if name not in columns]:
             self._file.close()
             with open(open_regular(self._path), newline="", encoding="utf-8") as file:
-                rows = csv.reader(file)
-                columns = next(rows)
+                rows = islice(csv.reader(file), 1, None)
                 self._begin([*columns, *new], ([*row, *[""] * len(new)] for row in rows))
-        self._rows.writerow([row.get(name, "") for name in self._columns])
+        self._rows.writerow(row)
 
     def flush(self) -> None:
         """Bring rows to the disk: a start that resumes isn't given them again."""
@@ -63,14 +63,12 @@ class CsvLogger:
         self._open(columns)
 
     def _open(self, columns: list[str]) -> None:
-        self._columns = columns
         descriptor = open_regular(self._path, os.O_WRONLY | os.O_APPEND)
         self._file = os.fdopen(descriptor, "a", newline="", encoding="utf-8")
-        self._rows = csv.writer(self._file)
+        self._rows = csv.DictWriter(self._file, columns)
 
 
 def _columns(path: Path) -> list[str]:
-    """Return the columns of a table; none if there is none."""
     with (
         suppress(OSError, ValueError, csv.Error),
         open(open_regular(path), newline="", encoding="utf-8") as file,

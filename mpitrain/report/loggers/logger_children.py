@@ -96,7 +96,6 @@ class Loggers:
 
 
 def _why(child: subprocess.Popen[bytes]) -> str:
-    """Return why a process that is over has ended."""
     os.set_blocking(child.stdout.fileno(), False)
     words = (child.stdout.read(4 * MOST_WORDS) or b"").decode(errors="replace").strip()
     return shown(words) if words else f"its process ended with code {child.returncode}"
