@@ -113,7 +113,7 @@ def files_of_tokenizer(file: Path, content: bytes) -> Files:
     return files
 
 
-def with_tokenizer(came: Mapping[str, bytes], tokenizer: Tokenizer, file: str) -> Files:
+def with_tokenizer(came: Files, tokenizer: Tokenizer, file: str) -> Files:
     """Return what came along, for a run with this tokenizer. file: it was read from."""
     content = tokenizer.files().get(TOKENIZER)
     if content is None or content == came.get(TOKENIZER):
@@ -121,7 +121,7 @@ def with_tokenizer(came: Mapping[str, bytes], tokenizer: Tokenizer, file: str) -
     return with_tokenizer_files(came, files_of_tokenizer(Path(file), content))
 
 
-def with_tokenizer_files(came: Mapping[str, bytes], own: Mapping[str, bytes]) -> Files:
+def with_tokenizer_files(came: Files, own: Files) -> Files:
     """Return what came along with weights, for a run that has a tokenizer of its own; {}: bytes."""
     before = came.get(TOKENIZER)
     if TOKENIZER in own and own[TOKENIZER] == before:
@@ -136,7 +136,7 @@ def with_tokenizer_files(came: Mapping[str, bytes], own: Mapping[str, bytes]) ->
     return {**settings, **own}
 
 
-def write_companions(files: Mapping[str, bytes], target: Path) -> None:
+def write_companions(files: Files, target: Path) -> None:
     """Write files into the folder of a run that has them. Raises CheckpointError."""
     try:
         target.mkdir(exist_ok=True)
@@ -148,7 +148,7 @@ def write_companions(files: Mapping[str, bytes], target: Path) -> None:
         raise CheckpointError(f"{shown(target)}: {shown(error)}; choose another run.dir") from None
 
 
-def with_length(files: Mapping[str, bytes], length: int) -> Files:
+def with_length(files: Files, length: int) -> Files:
     """Return what came along, whose config.json says at least this number of tokens of a text."""
     carried = object_of(files.get(CONFIG))
     return {**files, CONFIG: as_json(carried | {LENGTH: max(length, length_of(carried))})}
@@ -199,7 +199,7 @@ class SpecialTokens(NamedTuple):
         return {name: value for name, value in self.carried.items() if name not in gone}
 
 
-def special_tokens(run: RunDir | None, files: Mapping[str, bytes], data: Data) -> SpecialTokens:
+def special_tokens(run: RunDir | None, files: Files, data: Data) -> SpecialTokens:
     """Return the special tokens of a run. data: its keys. files: companions_of_run()."""
     own: dict[str, int | None] = dict.fromkeys(ENDS)
     if run is not None and (origin := origin_of_tokens(run)) is not None:
@@ -234,9 +234,7 @@ def prefix_of_texts(run: RunDir, data: Data) -> int | None:
     return None
 
 
-def exported(
-    files: Mapping[str, bytes], described: Mapping[str, Any], replaced: frozenset[str], data: Data
-) -> Files:
+def exported(files: Files, described: Mapping[str, Any], replaced: frozenset[str], data: Data) -> Files:
     """Return the files of an export beside its weights and config.json.
 
     files: what belongs to the run. described: the config.json. data: the run's keys.
@@ -261,7 +259,7 @@ def exported(
     return out
 
 
-def _with_stop_token(generation: Mapping[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+def _with_stop_token(generation: Mapping[str, Any], files: Files) -> dict[str, Any]:
     """Return the ends of text with the token that ends an answer, which transformers asks nobody else for."""
     ends = [number for number in _as_list(generation.get(END)) if number is not None]
     stop, names = _named(files, END), _special_names(files)
@@ -269,16 +267,13 @@ def _with_stop_token(generation: Mapping[str, Any], files: Mapping[str, bytes]) 
     return {END: [*ends, *stops]} if stops else {}
 
 
-def _named(files: Mapping[str, bytes], field: str) -> str | None:
+def _named(files: Files, field: str) -> str | None:
     """Return the text of a special token, by tokenizer_config.json. field: of config.json."""
     return text_of_token(object_of(files.get(TOKENIZER_CONFIG)).get(field.removesuffix("_id")))
 
 
 def _tokenizer_config(
-    files: Mapping[str, bytes],
-    special: Mapping[str, Any],
-    replaced: frozenset[str],
-    described: Mapping[str, Any],
+    files: Files, special: Mapping[str, Any], replaced: frozenset[str], described: Mapping[str, Any]
 ) -> Files:
     """Return a tokenizer_config.json that names the special tokens; {}: there is one."""
     config = object_of(files.get(TOKENIZER_CONFIG))
@@ -297,7 +292,7 @@ def _tokenizer_config(
     return {TOKENIZER_CONFIG: as_json(bare | config | changed)}
 
 
-def _special_names(files: Mapping[str, bytes]) -> dict[int, str]:
+def _special_names(files: Files) -> dict[int, str]:
     """Return the texts of a tokenizer.json's added tokens, by their numbers."""
     added = _as_list(object_of(files.get(TOKENIZER)).get("added_tokens"))
     tokens = [token for token in added if isinstance(token, dict) and isinstance(token.get("id"), int)]

@@ -49,6 +49,7 @@ from mpitrain.weights.keys import config_json, plan_on_one_rank
 from mpitrain.weights.matching import FURTHER, Matched, Weight, tensors_of, weights_of, zeros_of
 from mpitrain.weights.proof import ExportError, digest_of, opened, read_back
 from mpitrain.weights.syncing import Syncing
+from mpitrain.weights.weight_source import FolderSource
 from mpitrain.weights.writing import (
     OutTensor,
     new_file,
@@ -299,11 +300,11 @@ def _refuse(failures: Sequence[str], written: ExportPlan) -> None:
 def _read_share(team: Team, written: ExportPlan, expected: ExportDigests) -> ExportDigests:
     source = written.source
     folder, matched = opened(written.path, source.plan)
-    mine = range(team.rank, len(matched.weights), team.size)
-    own = [matched.weights[number] for number in mine]
-    total = sum(weight.box.size for weight in own) * itemsizes_of(source.config)[1]
+    mine = matched.weights[team.rank :: team.size]
+    total = sum(weight.box.size for weight in mine) * itemsizes_of(source.config)[1]
     with folder, ProgressBar("reading it back", total, team.rank) as progress:
-        return read_back(folder, matched, source.plan, source.saved, mine, expected.digests, progress.add)
+        there = FolderSource(folder, matched, source.config)
+        return read_back(there, mine, source.saved, expected.digests, progress.add)
 
 
 def _rows(written: ExportPlan, found: ExportDigests) -> Rows:

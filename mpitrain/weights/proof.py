@@ -31,6 +31,8 @@ from mpitrain.weights.keys import require_same_model
 from mpitrain.weights.matching import Matched, Weight, match
 from mpitrain.weights.weight_source import FolderSource, bands
 
+Each = Callable[[int], object]
+
 
 class ExportError(MpitrainError):
     """What was exported isn't what was to be. Exit code 1."""
@@ -50,23 +52,15 @@ def opened(path: Path, plan: Plan) -> tuple[ModelFolder, Matched]:
 
 
 def read_back(
-    folder: ModelFolder,
-    matched: Matched,
-    plan: Plan,
-    saved: Checkpoint,
-    share: Sequence[int],
-    expected: Digests,
-    each: Callable[[int], object],
+    source: FolderSource, weights: Sequence[Weight], saved: Checkpoint, expected: Digests, each: Each
 ) -> ExportDigests:
-    """Read some weights of an export, by their numbers, and return the digests of their chunks.
+    """Read weights of an export, and return the digests of their chunks. each: hears of bytes read.
 
-    expected: which they have to have. each: hears how many bytes were read.
     Raises ExportError for the first number that isn't the checkpoint's.
     """
-    source = FolderSource(folder, matched, plan.config)
     digests: dict[str, dict[int, bytes]] = {}
     largest = 0.0
-    for weight, band, found in ahead(_bands_of(source, [matched.weights[number] for number in share], saved)):
+    for weight, band, found in ahead(_bands_of(source, weights, saved)):
         chunks = Chunks(weight.box.shape, saved.array(PARAMETERS + weight.name).dtype.itemsize)
         mine = digests.setdefault(weight.name, {})
         for chunk in chunks.inside(band):
@@ -75,7 +69,7 @@ def read_back(
             mine[chunk] = digest(numbers)
             known = expected.get(weight.name, {}).get(chunk)
             if mine[chunk] != known:
-                code = folder.entry(weight.tensors[0]).code
+                code = source.folder.entry(weight.tensors[0]).code
                 largest = max(largest, _compare(saved, weight, box, numbers, code))
                 if known is not None:
                     raise ExportError(f"{shown(saved.path)}: {weight.name} changed while it was exported")
@@ -105,17 +99,14 @@ def _compare(saved: Checkpoint, weight: Weight, box: Box, found: np.ndarray, cod
             what = f"{name} isn't what was saved (chunk {chunk})"
             raise ExportError(f"{shown(saved.path)}: {what}; use another step")
     expected = as_read(cast(kept, DTYPES[code]), kept.dtype)
-    wrong = _bits(expected) != _bits(found)
+    bits = f"u{found.itemsize}"
+    wrong = expected.view(bits) != found.view(bits)
     if wrong.any():
         at = [int(i) + a for i, a in zip(np.argwhere(wrong)[0], box.start)]
         is_other = f"is {found[wrong][0]!r} in the export, needed {expected[wrong][0]!r}"
         differ = f"{int(wrong.sum()):,} of {wrong.size:,} numbers there differ"
         raise ExportError(f"{weight.name}{at} {is_other}; {differ}")
     return largest_difference(found, kept)
-
-
-def _bits(numbers: np.ndarray) -> np.ndarray:
-    return numbers.view(np.uint64 if numbers.dtype.itemsize == 8 else np.uint32)
 
 
 def digest_of(weights: Sequence[Weight], saved: Checkpoint, found: Digests) -> str:

@@ -51,7 +51,7 @@ class FolderSource:
     """The weights of a Hugging Face folder, which stays open as long as this is used."""
 
     def __init__(self, folder: ModelFolder, matched: Matched, config: Config):
-        self._folder = folder
+        self.folder = folder
         self._weights = {weight.name: weight for weight in (*matched.weights, *matched.zeros)}
         self._config = config
         # what was read last of weights that lie there otherwise than here
@@ -71,21 +71,21 @@ class FolderSource:
             self._read(weight, weight.tensors[expert], inner, out[expert - box.start[0]])
 
     def close(self) -> None:
-        self._folder.close()
+        self.folder.close()
 
     def _read(self, weight: Weight, tensor: str, box: Box, out: np.ndarray) -> None:
         if not weight.stored.plain:
             self._take(tensor, out, self._whole(weight, tensor)[box.slices])
             return
-        entry = self._folder.entry(tensor)
+        entry = self.folder.entry(tensor)
         row_bytes = math.prod(entry.shape[1:]) * DTYPES[entry.code].itemsize
         for band in bands(box, row_bytes):
-            rows = self._folder.rows(tensor, band.start[0], band.stop[0])
+            rows = self.folder.rows(tensor, band.start[0], band.stop[0])
             self._take(tensor, out[band.seen_from(box)], rows[(slice(None), *box.slices[1:])])
 
     def _take(self, tensor: str, out: np.ndarray, found: np.ndarray) -> None:
         if not widen_into(out, found):
-            where = self._folder.where(self._folder.names[tensor])
+            where = self.folder.where(self.folder.names[tensor])
             or_large = ", or too large ones for fp32" * (found.dtype.itemsize > out.dtype.itemsize)
             what = f"{shown(tensor)} holds NaN or infinite numbers{or_large}"
             raise WeightsError(f"{where}: {what}; get another copy of the model")
@@ -97,7 +97,7 @@ class FolderSource:
             self._assembled = None  # before there are two
             if self._tensor is None or self._tensor[0] != tensor:
                 self._tensor = None
-                self._tensor = tensor, self._folder.rows(tensor, 0, self._folder.entry(tensor).shape[0])
+                self._tensor = tensor, self.folder.rows(tensor, 0, self.folder.entry(tensor).shape[0])
             theirs = self._tensor[1]
             ours = np.empty(weight.ours, theirs.dtype)
             for view, other in weight.stored.views(ours, theirs, self._config):

@@ -25,7 +25,7 @@ from mpitrain.weights.matching import Weight, tensors_of
 from mpitrain.weights.syncing import Syncing
 from mpitrain.weights.weight_source import bands
 
-Each = Callable[[int], object]
+Parts = Iterator[tuple[np.ndarray, CastRows | None]]  # of a tensor, each with what it was cast from
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # a file that isn't there yet
 
 
@@ -79,7 +79,7 @@ def write_shard(
     config: Config,
     expected: ExpectedDigests,
     syncing: Syncing,
-    each: Each,
+    each: Callable[[int], object],
 ) -> None:
     """Write a new file, and have it synced. each: hears of bytes. Raises OSError and InputError."""
     with new_file(path, syncing, own=2) as file:
@@ -110,18 +110,14 @@ def write_all(file: FileIO, content: bytes | np.ndarray) -> None:
         left = left[file.write(left) :]
 
 
-def _noted(
-    parts: Iterator[tuple[np.ndarray, CastRows | None]], expected: ExpectedDigests
-) -> Iterator[np.ndarray]:
+def _noted(parts: Parts, expected: ExpectedDigests) -> Iterator[np.ndarray]:
     for content, rows in parts:
         if rows is not None:
             expected.add(rows)
         yield content
 
 
-def _contents(
-    tensor: OutTensor, saved: Checkpoint, config: Config
-) -> Iterator[tuple[np.ndarray, CastRows | None]]:
+def _contents(tensor: OutTensor, saved: Checkpoint, config: Config) -> Parts:
     """Yield a tensor's numbers in order, maybe none at first, and rows that were cast for them."""
     dtype = DTYPES[tensor.code]
     if not tensor.parts:
