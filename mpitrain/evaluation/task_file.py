@@ -66,12 +66,13 @@ class Example(msgspec.Struct, frozen=True):
 
     def damage(self) -> str:
         """Return what is wrong with it; "": nothing."""
-        texts = (self.text, *self.choices, *self.stops, *(() if self._numbered else self.answers))
+        numbered = isinstance(self.target, int)
+        texts = (self.text, *self.choices, *self.stops, *(() if numbered else self.answers))
         if any("\ud800" <= c <= "\udfff" for text in texts for c in text):
             return "half of a character that JSON writes as two"
         if self.choices:
             return self._damage_of_choices()
-        if self._numbered:
+        if numbered:
             return f'target {self.target} without "choices"; needed a text'
         return "" if self.answers and all(self.answers) else 'an empty "target"'
 
@@ -86,10 +87,6 @@ class Example(msgspec.Struct, frozen=True):
         if not 0 <= self.target < len(self.choices):
             return f"target {self.target}; needed a number from 0 to {len(self.choices) - 1}"
         return ""
-
-    @property
-    def _numbered(self) -> bool:
-        return isinstance(self.target, int)
 
 
 def read_examples(name: str, where: str) -> list[Example]:

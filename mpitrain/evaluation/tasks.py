@@ -111,7 +111,7 @@ class GreedyText:
 
     def __init__(self, example: Example, ids: list[int], vocabulary: EvaluatedVocabulary):
         self.example = example
-        self.ids = ids or list(filter(None.__ne__, [vocabulary.prefix])) or [0]
+        self.ids = ids or [vocabulary.prefix or 0]
         self.ended = False
         self.text = ""
         self._decode = vocabulary.tokenizer.decode

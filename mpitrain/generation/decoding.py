@@ -42,17 +42,16 @@ class NextToken:
         if not self.cached or len(ids) > self.sequence:
             self.cache = KeyValueCache(self.sequence)  # of no use any more
             ids = ids[-self.sequence :]
-            microbatch = Microbatch(torch.tensor([ids]), documents=self._documents(ids))
-            return run(self.stage.forward(0, None, microbatch))[0, -1]
+            return run(self.stage.forward(0, None, self._microbatch(ids, ids)))[0, -1]
         begin = self.cache.length
         for some in [ids] if begin == 0 else [[token] for token in ids[begin:]]:
-            microbatch = Microbatch(torch.tensor([some]), documents=self._documents(ids))
-            logits_B1V = run(self.stage.decode(microbatch, self.cache))
+            logits_B1V = run(self.stage.decode(self._microbatch(some, ids), self.cache))
         return logits_B1V[0, -1]
 
-    def _documents(self, ids: list[int]) -> torch.Tensor | None:
-        """Return the document of each position of the text, [1, T]; None: attention is to all of it."""
-        return None if self.ends is None else documents_of(torch.tensor([ids]), self.ends)
+    def _microbatch(self, some: list[int], ids: list[int]) -> Microbatch:
+        """Return some tokens of a text, with the document of each of its positions, [1, T]."""
+        documents = None if self.ends is None else documents_of(torch.tensor([ids]), self.ends)
+        return Microbatch(torch.tensor([some]), documents=documents)
 
 
 def why_not_cached(plan: Plan) -> str | None:

@@ -149,8 +149,7 @@ def timeline(events: Sequence[Instruction], stages: Sequence[Mapping[str, float]
     waits = [wait for event in events for wait in _waits(event, rows[event.pid, event.tid], zero)]
     waits = sorted(waits, key=lambda wait: wait.length)[-MOST_DRAWN_WAITS:]
     unknown = dict.fromkeys(more, np.full(len(waits), np.nan, np.float32))
-    columns = [_columns(spans, more), _columns(waits, unknown)]
-    sources = [ColumnDataSource(of_kind) for of_kind in columns]
+    sources = [ColumnDataSource(_columns(*kind)) for kind in ((spans, more), (waits, unknown))]
     if len(events) > MOST_BOXES:
         sources = _details(plot, sources, len(rows))
     kinds = LinearColorMapper(palette=[*COLOURS, "#000000"], low=-0.5, high=WAIT + 0.5)

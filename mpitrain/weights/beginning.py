@@ -246,7 +246,7 @@ def source_of(path: str, plan: Plan) -> WeightSource:
     with closed_on_error(folder):
         matched = match(folder, plan, keys_of(folder))
         source = FolderSource(folder, matched, plan.config)
-        require_tied_head(folder, matched, source)
+        require_tied_head(matched, source)
         require_no_bias(source, plan, shown(folder.path))
     return source
 

@@ -163,8 +163,7 @@ def length_of(config: Mapping[str, Any]) -> int:
 def object_of(content: bytes | None) -> dict[str, Any]:
     """Return an object of JSON; an empty one for what is none."""
     with suppress(ValueError):
-        value = parsed(content or b"{}")
-        return value if isinstance(value, dict) else {}
+        return parsed(content or b"{}", "it")
     return {}
 
 

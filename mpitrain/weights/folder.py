@@ -111,12 +111,9 @@ class ModelFolder(AbstractContextManager):
     def _object(self, name: str, most_bytes: int) -> dict[str, Any]:
         content = self.content(name, most_bytes)
         try:
-            value = parsed(content)
+            return parsed(content, "it")
         except ValueError as error:
-            raise self._error(name, f"it isn't valid JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise self._error(name, "it is no object of JSON")
-        return value
+            raise self._error(name, str(error)) from None
 
     # ------------------------------------------------------------ what is there
 

@@ -54,14 +54,17 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return fields
 
 
-def parsed(content: bytes | bytearray) -> Any:
-    """Return what JSON of a stranger means. Raises ValueError, of one line."""
+def parsed(content: bytes | bytearray, what: str) -> dict[str, Any]:
+    """Return an object of JSON of a stranger. Raises ValueError, of one line, that begins with `what`."""
     try:
-        return json.loads(content.decode(), object_pairs_hook=_once)
-    except RecursionError:
-        raise ValueError("brackets within brackets, too deep") from None
-    except ValueError as error:
-        raise ValueError(shown(error)) from None
+        value = json.loads(content.decode(), object_pairs_hook=_once)
+    except (RecursionError, ValueError) as error:
+        deep = isinstance(error, RecursionError)
+        why = "brackets within brackets, too deep" if deep else shown(error)
+        raise ValueError(f"{what} isn't valid JSON: {why}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is no object of JSON")
+    return value
 
 
 class SafetensorsFile:
@@ -115,11 +118,9 @@ class SafetensorsFile:
         content = bytearray(length)
         self._fill(memoryview(content), LENGTH.size)
         try:
-            tree = parsed(content)
+            tree = parsed(content, "the header")
         except ValueError as error:
-            raise self._error(f"the header isn't valid JSON: {error}") from None
-        if not isinstance(tree, dict):
-            raise self._error("the header is no object of JSON")
+            raise self._error(str(error)) from None
         tree.pop(METADATA, None)
         entries = {name: self._entry(name, value, data) for name, value in tree.items()}
         self._require_tiles(entries, data, size)

@@ -90,7 +90,7 @@ def import_weights(team: Team, folder: ModelFolder, model: FolderModel, target: 
     begin_s = time.monotonic()
     asked, plan, _, matched = model
     source = FolderSource(folder, matched, plan.config)
-    team.on_every_rank("comparing the tied head", lambda: require_tied_head(folder, matched, source))
+    team.on_every_rank("comparing the tied head", lambda: require_tied_head(matched, source))
     where_from = shown(folder.path)
     team.on_every_rank("reading biases", lambda: require_no_bias(source, plan, where_from))
     total = sum(dtype.itemsize * math.prod(shape) for dtype, shape in plan.stored_weights().values())

@@ -106,10 +106,11 @@ class FolderSource:
         return self._assembled[1]
 
 
-def require_tied_head(folder: ModelFolder, matched: Matched, source: FolderSource) -> None:
+def require_tied_head(matched: Matched, source: FolderSource) -> None:
     """Raise WeightsError unless the head that lies beside a tied embedding is the same numbers."""
     if not matched.head:
         return
+    folder = source.folder
     entry = folder.entry(matched.head)
     box = source.box(EMBEDDING)
     dtype = np.dtype(np.float64 if entry.code == "F64" else np.float32)

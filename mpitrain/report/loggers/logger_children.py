@@ -83,16 +83,12 @@ class Loggers:
 
     def _started(self, name: str) -> subprocess.Popen[bytes]:
         task = LoggerTask(name, str(self._rundir.path), self._plugins, PATIENCE_S)
-        return subprocess.Popen(
-            python("-m", "mpitrain.report.loggers.logger_process", msgspec.json.encode(task).decode()),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=without_launcher(os.environ) | ONE_CORE,
-            # no Ctrl-C for it, but the session of rank 0: Linux shares cores among sessions first
-            # (autogroup), and niceness counts within one
-            process_group=0,
-        )
+        command = python("-m", "mpitrain.report.loggers.logger_process", msgspec.json.encode(task).decode())
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        env = without_launcher(os.environ) | ONE_CORE
+        # no Ctrl-C for it, but the session of rank 0: Linux shares cores among sessions first
+        # (autogroup), and niceness counts within one
+        return subprocess.Popen(command, env=env, process_group=0, **pipes)
 
 
 def _why(child: subprocess.Popen[bytes]) -> str:

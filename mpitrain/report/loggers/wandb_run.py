@@ -56,16 +56,10 @@ def _begun(run: LoggedRun, identity: str, mode: str) -> Any:
     settings = wandb.Settings(
         silent=True, console="off", init_timeout=CONNECTED_S, x_disable_stats=True, save_code=False
     )
-    return wandb.init(
-        project=os.environ.get("WANDB_PROJECT", "mpitrain"),
-        name=run.name,
-        id=identity,
-        resume="allow" if mode == "online" else None,
-        dir=run.folder,
-        config=dict(run.config),
-        mode=mode,
-        settings=settings,
-    )
+    project = os.environ.get("WANDB_PROJECT", "mpitrain")
+    resume = "allow" if mode == "online" else None
+    known = {"name": run.name, "dir": run.folder, "config": dict(run.config)}
+    return wandb.init(project=project, id=identity, resume=resume, mode=mode, settings=settings, **known)
 
 
 def _identity(path: Path) -> str:
