@@ -23,17 +23,14 @@ RowSums = tuple[int, float, int, int]
 
 
 class Scorer:
-    """A model on this job's layout. Collective over all ranks, but for what rank 0 asks.
-
-    stopping: whether this rank has to stop at once. stopped: one of them had to.
-    """
+    """A model on this job's layout. Collective over all ranks, but for what rank 0 asks."""
 
     def __init__(self, plan: Plan, world: World, actor: Actor, stopping: Callable[[], bool] | None = None):
         self._plan = plan
         self._world = world
         self._actor = actor
-        self._stopping = stopping or (lambda: False)
-        self.stopped = False
+        self._stopping = stopping or (lambda: False)  # whether this rank has to stop at once
+        self.stopped = False  # one of them had to
 
     def answer(self, questions: Questions | None) -> dict[str, Any]:
         """Answer all that rank 0 asks; return its result on rank 0, nothing on others, or if stopped."""

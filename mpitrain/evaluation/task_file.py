@@ -26,16 +26,12 @@ ADVICE = "see docs/guides/evaluation.md for the three kinds of lines"
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A line. Further keys are ignored.
-
-    target: the number or text of the right choice; the text that continues; the answer, or several.
-    until, tokens: where what is generated ends.
-    """
+    """A line. Further keys are ignored."""
 
     text: str
-    target: int | str | tuple[str, ...]
+    target: int | str | tuple[str, ...]  # number or text of the right choice; what continues; answers
     choices: tuple[str, ...] = ()
-    until: str | tuple[str, ...] = ()
+    until: str | tuple[str, ...] = ()  # what is generated ends here, or after so many tokens
     tokens: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
 
     @property

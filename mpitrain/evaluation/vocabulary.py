@@ -10,15 +10,12 @@ from mpitrain.weights.companions import document_tokens, ends_of_run, prefix_of_
 
 @dataclass(frozen=True)
 class EvaluatedVocabulary:
-    """A tokenizer, and the special tokens of a run.
-
-    begin: begins a text. prefix: before a text that has none of its own. ends: end generated text.
-    """
+    """A tokenizer, and the special tokens of a run."""
 
     tokenizer: Tokenizer
-    begin: list[int]
-    prefix: int | None
-    ends: frozenset[int]
+    begin: list[int]  # of a text
+    prefix: int | None  # the token before a text that has none of its own
+    ends: frozenset[int]  # of a text that is generated
 
     @classmethod
     def of_run(cls, rundir: RunDir, data: Data, tokenizer: Tokenizer, own: bool) -> "EvaluatedVocabulary":

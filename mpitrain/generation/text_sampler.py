@@ -39,21 +39,15 @@ from mpitrain.weights.companions import document_tokens, ends_of_run, length_of_
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """What is sampled after each prompt.
-
-    tokenizer_file: instead of what the run directory names.
-    stops: the text ends before the first of these.
-    chat: a prompt is a question, and text the model's answer, by the tokenizer's chat template.
-    system: what the template is given before the question; None: nothing.
-    """
+    """What is sampled after each prompt."""
 
     num_tokens: int
     seed: int
     rules: SamplingRules = field(default_factory=SamplingRules)
-    tokenizer_file: str | None = None
-    stops: tuple[str, ...] = ()
-    chat: bool = False
-    system: str | None = None
+    tokenizer_file: str | None = None  # instead of what the run directory names
+    stops: tuple[str, ...] = ()  # the text ends before the first of these
+    chat: bool = False  # a prompt is a question, and text the answer, by the chat template
+    system: str | None = None  # what the template is given before the question
 
 
 class TextSampler:

@@ -13,16 +13,13 @@ DASHES = ("solid", "dashed", "dotted", "dashdot")
 
 
 class Curve(NamedTuple):
-    """title: with the unit. column: of metrics.jsonl. factor: to that unit.
+    """A number of runs over their steps. A column of evaluations is a text of the run."""
 
-    name: of its figure on a page; "": the column's. A column of evaluations is a text of the run.
-    """
-
-    title: str
-    column: str
-    factor: float = 1.0
+    title: str  # with the unit
+    column: str  # of metrics.jsonl
+    factor: float = 1.0  # to that unit
     logarithmic: bool = False
-    name: str = ""
+    name: str = ""  # of its figure on a page; "": the column's
 
     @property
     def figure(self) -> str:

@@ -34,17 +34,14 @@ Maker = Callable[[Sequence[RecordedRun], str, str], str]
 
 
 class LiveRuns:
-    """What is shown of some runs, rebuilt when one of their files has changed. For several threads.
-
-    make_page, make_state: page() and state() of page.py.
-    """
+    """What is shown of some runs, rebuilt when a file has changed. Makers: page() and state()."""
 
     def __init__(self, readers: Sequence[RunReader], over: str, make_page: Maker, make_state: Maker):
         self._readers = readers
         self._over = over
         self._make_page = make_page
         self._make_state = make_state
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # several threads ask
         self._looked = -LOOK_S
         self._version = ""
         self._made: dict[Maker, bytes] = {}

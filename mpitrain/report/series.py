@@ -78,23 +78,17 @@ NOISE_STEPS = 100  # over whose mean the noise scale is taken
 
 
 class StepSeries(NamedTuple):
-    """columns: float64 each, NaN where a line has nothing.
+    """What is drawn of a run's steps. columns: `noise_scale`, and NAME/METRIC of evaluations, too."""
 
-    damaged: lines that can't be read. comm: costs of axes, summed over a sample of num_sampled steps.
-    waits, idle: seconds that rank 0 waited for others in these, and stood still, by reason. loads:
-    shares of experts by block, of the newest step that has them; samples: likewise, answers to
-    tasks. columns has `noise_scale`, too, and NAME/METRIC of evaluations.
-    """
-
-    columns: Mapping[str, np.ndarray]
+    columns: Mapping[str, np.ndarray]  # float64 each, NaN where a line has nothing
     num_spikes: int
-    damaged: int
-    comm: dict[str, AxisCost]
-    waits: dict[str, float]
+    damaged: int  # lines that can't be read
+    comm: dict[str, AxisCost]  # costs of axes, summed over num_sampled steps
+    waits: dict[str, float]  # seconds that rank 0 waited for others in these
     num_sampled: int
-    loads: LoadsLine | None
-    idle: Mapping[str, float] = {}
-    samples: SamplesLine | None = None
+    loads: LoadsLine | None  # of the newest step that has them
+    idle: Mapping[str, float] = {}  # seconds that rank 0 stood still in these, by reason
+    samples: SamplesLine | None = None  # of the newest step that has them
 
     def last(self, name: str) -> float:
         """Return the last finite number of a column, NaN if there is none."""

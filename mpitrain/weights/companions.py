@@ -175,15 +175,11 @@ def as_json(tree: Mapping[str, Any]) -> bytes:
 
 
 class SpecialTokens(NamedTuple):
-    """Numbers of special tokens, by the fields of config.json.
+    """Numbers of special tokens, by the fields of config.json."""
 
-    carried: the config.json that the weights came with. own: what the run's texts had.
-    given: fields whose token the user has named, which overrides the carried one.
-    """
-
-    carried: Mapping[str, Any]
-    own: Mapping[str, int | None]
-    given: frozenset[str]
+    carried: Mapping[str, Any]  # the config.json that the weights came with
+    own: Mapping[str, int | None]  # what the run's texts had
+    given: frozenset[str]  # fields whose token the user has named, which overrides the carried one
 
     @property
     def replaced(self) -> frozenset[str]:

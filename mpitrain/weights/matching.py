@@ -28,21 +28,15 @@ IGNORED = (r".*\.rotary_emb\.inv_freq", r".*\.masked_bias")
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of ours, and the tensors of a folder that it lies in.
-
-    spec: whole.
-    rows: of it that the tensors have; the others, of a padded vocabulary, they lack.
-    tensors: names; one of each expert, if by_expert.
-    shape: of each. ours: of what one tensor has of the weight.
-    """
+    """A weight of ours, whole, and the tensors of a folder that it lies in."""
 
     spec: Spec
     stored: Stored
-    rows: int
-    tensors: tuple[str, ...]
+    rows: int  # of it that the tensors have; the others, of a padded vocabulary, they lack
+    tensors: tuple[str, ...]  # names; one of each expert, if by_expert
     by_expert: bool
-    shape: tuple[int, ...]
-    ours: tuple[int, ...]
+    shape: tuple[int, ...]  # of each tensor
+    ours: tuple[int, ...]  # of what one tensor has of the weight
 
     @property
     def name(self) -> str:
@@ -107,20 +101,13 @@ def _weight(plan: Plan, spec: Spec, names: Mapping[str, str | Stored], vocab: in
 
 @dataclass(frozen=True)
 class Matched:
-    """The weights of a model that a folder holds.
+    """The weights of a model that a folder holds."""
 
-    weights: all that are there, with the names that the folder has.
-    zeros: what the folder has besides, which has to be 0: see zeros_of().
-    absent: weights that it lacks, which are 0 then: biases of routers, none of which is there.
-    head: of a tied model, if it lies there besides: its numbers are the embedding's.
-    ignored: names of tensors that are not part of the model.
-    """
-
-    weights: tuple[Weight, ...]
-    zeros: tuple[Weight, ...]
-    absent: tuple[Weight, ...]
-    head: str
-    ignored: tuple[str, ...]
+    weights: tuple[Weight, ...]  # all that are there, with the names that the folder has
+    zeros: tuple[Weight, ...]  # what the folder has besides, which has to be 0: see zeros_of()
+    absent: tuple[Weight, ...]  # biases of routers, which are 0 where none is there
+    head: str  # of a tied model, if it lies there besides: its numbers are the embedding's
+    ignored: tuple[str, ...]  # names of tensors that are not part of the model
 
 
 def match(folder: ModelFolder, plan: Plan, keys: ModelKeys) -> Matched:

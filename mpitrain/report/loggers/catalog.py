@@ -14,16 +14,12 @@ KEY = "run.loggers"
 
 
 class LoggedRun(NamedTuple):
-    """What a logger knows of the run.
-
-    folder: the logger's own, there already. config: all keys, as {"run.steps": 120, ...}.
-    resumed: what an earlier start has logged stays, and isn't given again.
-    """
+    """What a logger knows of the run."""
 
     name: str
-    folder: Path
-    config: Mapping[str, Any]
-    resumed: bool = False
+    folder: Path  # the logger's own, there already
+    config: Mapping[str, Any]  # all keys, as {"run.steps": 120, ...}
+    resumed: bool = False  # what an earlier start has logged stays, and isn't given again
 
 
 class Logger(Protocol):
