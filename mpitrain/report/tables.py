@@ -1,6 +1,7 @@
 """Tables of a page, as HTML by the key of their section. All texts of a run are quoted."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain, islice
@@ -34,20 +35,16 @@ class RunTable(NamedTuple):
 
 def tables(runs: Sequence[RecordedRun]) -> dict[str, str]:
     """Return the tables that have rows."""
-    content: dict[str, str] = {}
-    for section, *of_table in TABLES:
-        content[section] = content.get(section, "") + _of_runs(runs, *of_table)
+    content = defaultdict[str, str](str)
+    for section, head, rows_of, title in TABLES:
+        rows = [(label_of(number), *row) for number, run in enumerate(runs) for row in rows_of(run)]
+        made = table(("", *head), rows)
+        content[section] += f"<h3>{title}</h3>" * bool(title and made) + made
     notes = ((label_of(number), note) for number, run in enumerate(runs) for note in run.notes)
     content["runs"] += "".join(f"<p>{escape(label)}: {_text(note)}</p>" for label, note in notes)
     content["layout"] = "".join(_layout(number, run) for number, run in enumerate(runs))
     content["configuration"] = _configuration(runs)
     return {section: made for section, made in content.items() if made}
-
-
-def _of_runs(runs: Sequence[RecordedRun], head: Sequence[str], rows_of: Callable, title: str) -> str:
-    rows = [(label_of(number), *row) for number, run in enumerate(runs) for row in rows_of(run)]
-    shown = table(("", *head), rows)
-    return f"<h3>{title}</h3>{shown}" if title and shown else shown
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
