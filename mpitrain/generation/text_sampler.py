@@ -4,16 +4,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import torch
 
+from mpitrain import config as settings
 from mpitrain.actor.stage import Stage
 from mpitrain.checkpoint import load
 from mpitrain.checkpoint.tensors import to_tensor
 from mpitrain.cluster.entry import warn
 from mpitrain.cluster.rundir import RunDir, read_config, require_run
 from mpitrain.comm.base.cores import cores_of_process
-from mpitrain.config import Batch, Config, Memory, Numerics, OptimizerTable
+from mpitrain.config import Config
 from mpitrain.data.chat_template import (
     WITHOUT_CHAT,
     ids_of_ends,
@@ -35,6 +35,7 @@ from mpitrain.plan.settings.resolve import on_one_rank, resolve
 from mpitrain.training.machine.device_placement import set_threads
 from mpitrain.training.step_documents import tokenizer_of_run
 from mpitrain.weights.companions import document_tokens, ends_of_run, length_of_run, origin_of_tokens
+from mpitrain.weights.keys import without_training
 
 
 @dataclass(frozen=True)
@@ -181,22 +182,14 @@ def _for_sampling(rundir: RunDir, config: Config, tokenizer: Tokenizer, num_toke
     """Return the configuration of the whole model for `num_tokens` tokens. Raises ConfigError."""
     one = on_one_rank(config)
     threads = min(one.run.threads, len(cores_of_process()))
-    one = msgspec.structs.replace(
-        one,
-        run=msgspec.structs.replace(one.run, threads=threads, device="cpu"),
-        batch=Batch(global_=16, micro=16),
-        memory=Memory(),
-        numerics=Numerics(),
-        optimizer=OptimizerTable(name="sgd", momentum=0.0),
-    )
+    one = settings.with_values(without_training(one, 16), {"run.threads": threads})
     try:
         one = resolve(one, 1, tokenizer.vocab, needed=tokenizer.needed)
         require_memory(plan_of(one), training=False)
     except ConfigError as error:
         raise ConfigError(f"{rundir.config}: {shown(error.args[0])}") from error
     length = max(one.data.sequence, one.model.positions or 0, length_of_run(rundir))
-    data = msgspec.structs.replace(one.data, sequence=min(length, num_tokens))
-    return msgspec.structs.replace(one, data=data)
+    return settings.with_values(one, {"data.sequence": min(length, num_tokens)})
 
 
 def _load(rundir: RunDir, plan: Plan) -> Stage:

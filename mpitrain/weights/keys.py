@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mpitrain import config as settings
-from mpitrain.config import Config, LoadedConfig
+from mpitrain.config import Batch, Config, LoadedConfig, Memory, Numerics, OptimizerTable
 from mpitrain.errors import ConfigError, MpitrainError, WeightsError
 from mpitrain.inputs import listed, shown
 from mpitrain.model.families.catalog import plan_of
@@ -145,6 +145,14 @@ def plan_on_one_rank(config: Config) -> Plan:
     """Return the plan of a model whose keys are all there, on one rank."""
     tokens = config.model.vocab - (config.model.padding or 0)
     return plan_of(resolve(on_one_rank(config), 1, tokens))
+
+
+def without_training(config: Config, num_rows: int) -> Config:
+    """Return the configuration by which a model is computed on the CPU, for so many rows."""
+    batch = Batch(global_=num_rows, micro=num_rows)
+    plain = OptimizerTable(name="sgd", momentum=0.0)
+    config = settings.with_values(config, {"run.device": "cpu"})
+    return msgspec.structs.replace(config, batch=batch, memory=Memory(), numerics=Numerics(), optimizer=plain)
 
 
 def _say_the_same_model(keys: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

@@ -11,13 +11,14 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from mpitrain import config as settings
 from mpitrain.comm.base.interpreter import python
 from mpitrain.comm.base.launchers import without_rank
-from mpitrain.config import Batch, Config, Memory, Numerics, OptimizerTable, Precision
+from mpitrain.config import Config, Precision
 from mpitrain.errors import LibraryError
 from mpitrain.plan.plan import Plan
 from mpitrain.weights.folder import ModelFolder
-from mpitrain.weights.keys import plan_on_one_rank
+from mpitrain.weights.keys import plan_on_one_rank, without_training
 from mpitrain.weights.matching import Matched
 from mpitrain.weights.proof import ExportError
 from mpitrain.weights.weight_source import FolderSource
@@ -139,18 +140,10 @@ def _ours(
     from mpitrain.parallel.microbatch import Microbatch
     from mpitrain.parallel.walk import run
 
-    changed = msgspec.structs.replace(
-        config,
-        model=msgspec.structs.replace(config.model, init="-"),  # no random weights are made
-        run=msgspec.structs.replace(config.run, device="cpu", compile=False),
-        data=msgspec.structs.replace(config.data, sequence=tokens.shape[1], documents="joined"),
-        batch=Batch(global_=len(tokens), micro=len(tokens)),
-        memory=Memory(),
-        numerics=Numerics(),
-        precision=Precision(compute=compute),
-        optimizer=OptimizerTable(name="sgd", momentum=0.0),
-    )
-    plan = plan_on_one_rank(changed)
+    keys = {"data.sequence": tokens.shape[1], "data.documents": "joined", "run.compile": False}
+    keys["model.init"] = "-"  # no random weights are made
+    changed = settings.with_values(without_training(config, len(tokens)), keys)
+    plan = plan_on_one_rank(msgspec.structs.replace(changed, precision=Precision(compute=compute)))
     stage = Stage(plan.stages[0], BuildContext(plan, torch.device("cpu"), training=False))
     source = FolderSource(folder, matched, plan.config)
     for spec, data in stage.state.weights():
