@@ -21,7 +21,7 @@ MOST_SUMMARY_BYTES = 1 << 24
 MOST_BOXES = 50_000
 MOST_ROWS = 200  # of a table
 Kind = TypeVar("Kind", bound=msgspec.Struct)
-EMPTY = StepSeries({}, 0, 0, {}, {}, 0, None)
+EMPTY = StepSeries({}, 0, 0, {}, {}, 0, {}, None, None)
 
 
 class Instruction(msgspec.Struct, frozen=True):

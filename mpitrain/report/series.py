@@ -3,7 +3,7 @@
 import math
 import os
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import islice
@@ -78,7 +78,7 @@ NOISE_STEPS = 100  # over whose mean the noise scale is taken
 
 
 class StepSeries(NamedTuple):
-    """What is drawn of a run's steps. columns: `noise_scale`, and NAME/METRIC of evaluations, too."""
+    """What is drawn of steps. columns: with `noise_scale`, and NAME/METRIC of evaluations."""
 
     columns: Mapping[str, np.ndarray]  # float64 each, NaN where a line has nothing
     num_spikes: int
@@ -86,9 +86,9 @@ class StepSeries(NamedTuple):
     comm: dict[str, AxisCost]  # costs of axes, summed over num_sampled steps
     waits: dict[str, float]  # seconds that rank 0 waited for others in these
     num_sampled: int
+    idle: dict[str, float]  # seconds that rank 0 stood still in these, by reason
     loads: LoadsLine | None  # of the newest step that has them
-    idle: Mapping[str, float] = {}  # seconds that rank 0 stood still in these, by reason
-    samples: SamplesLine | None = None  # of the newest step that has them
+    samples: SamplesLine | None  # likewise
 
     def last(self, name: str) -> float:
         """Return the last finite number of a column, NaN if there is none."""
@@ -184,7 +184,6 @@ class StepReader:
         steps = table[order, 0]
         order = order[np.append(steps[1:] != steps[:-1], True)[: len(steps)]]
         columns = dict(zip(COLUMNS, table[order].T))
-        *costs, idle = _costs(self._newest)
         signal, noise = (_moving_mean(columns.pop(name)) for name in ("grad_signal", "grad_noise"))
         columns["noise_scale"] = np.where(signal > 0, noise / np.where(signal > 0, signal, 1), np.nan)
         for name, values in self._evaluations.items():
@@ -192,15 +191,9 @@ class StepReader:
             for place, value in values:
                 column[place] = value
             columns[name] = column[order]
-        return StepSeries(
-            columns,
-            int(columns.pop("spike").sum()),
-            self._damaged + torn,
-            *costs,
-            _line_of(LoadsLine, self._loads),
-            idle,
-            _line_of(SamplesLine, self._samples),
-        )
+        num_spikes = int(columns.pop("spike").sum())
+        newest = _line_of(LoadsLine, self._loads), _line_of(SamplesLine, self._samples)
+        return StepSeries(columns, num_spikes, self._damaged + torn, *_costs(self._newest), *newest)
 
 
 def _line_of(kind: type[Kind], line: bytes) -> Kind | None:
@@ -212,8 +205,7 @@ def _line_of(kind: type[Kind], line: bytes) -> Kind | None:
 def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float], int, dict[str, float]]:
     """Return what axes and waits cost in the last steps, in all, the number of these, and idle seconds."""
     costs: dict[str, AxisCost] = {}
-    waits: dict[str, float] = {}
-    idle: dict[str, float] = {}
+    waits, idle = defaultdict[str, float](float), defaultdict[str, float](float)
     count = 0
     for line in lines:
         if (read := _line_of(CostLine, line)) is None:
@@ -225,7 +217,7 @@ def _costs(lines: Iterable[bytes]) -> tuple[dict[str, AxisCost], dict[str, float
                 setattr(of_axis, field, getattr(of_axis, field) + (getattr(cost, field) or 0))
         for total, seconds_by_name in ((waits, read.waited_for), (idle, read.idle)):
             for name, seconds in islice(seconds_by_name.items(), MOST_NAMES):
-                total[name] = total.get(name, 0.0) + (seconds or 0.0)
+                total[name] += seconds or 0.0
     return costs, waits, count, idle
 
 

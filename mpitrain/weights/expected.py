@@ -85,7 +85,7 @@ class ExpectedDigests:
         self._running_read: dict[str, ChunkDigests] = {}  # and as they are read back, once these differ
 
     def add(self, rows: CastRows) -> None:
-        """Take rows. Raises CheckpointError for chunks that changed, WeightsError for infinity."""
+        """Take rows. Raises CheckpointError for other chunks than saved, WeightsError for NaN."""
         weight, expert, box, kept, found, exact = rows
         name = PARAMETERS + weight.name
         array = self._saved.array(name)

@@ -111,7 +111,7 @@ class Matched:
 
 
 def match(folder: ModelFolder, plan: Plan, keys: ModelKeys) -> Matched:
-    """Return where the folder has which weight. Raises WeightsError unless these are all it has."""
+    """Return where the folder has which weight. Raises WeightsError unless it has just these."""
     weights, zeros = weights_of(plan, keys.vocab), zeros_of(plan, keys.vocab)
     there = folder.names
     prefix = keys.kind.prefix
