@@ -14,21 +14,18 @@ from mpitrain.weights.weight_source import WeightSource, bands
 def fill(pieces: Iterable[ParameterShard], source: WeightSource, seed: int) -> None:
     """Fill the weights that a rank updates; fresh ones that the source lacks. Raises InputError."""
     for piece in pieces:
-        _fill(piece, source, seed)
-
-
-def _fill(piece: ParameterShard, source: WeightSource, seed: int) -> None:
-    there = source.box(piece.spec.name)
-    boxes = []  # where boxes of the rank's box lie in the whole weight
-    for box, here in run_boxes(piece.spec.shape, piece.begin, piece.end):
-        start = tuple(a + b for a, b in zip(piece.spec.offset, box.start))
-        boxes.append((Box(start, tuple(a + n for a, n in zip(start, box.shape))), here))
-    if there is None or any(box.overlap(there) != box for box, _ in boxes):
-        fresh(piece.spec, piece.begin, piece.end, seed, piece.weight)
-    for box, here in boxes if there is not None else ():
-        both = box.overlap(there)
-        if both.size:
-            _read(source, piece.spec.name, both, piece.weight[here].view(box.shape)[both.seen_from(box)])
+        spec, weight = piece.spec, piece.weight
+        there = source.box(spec.name)
+        boxes = []  # where boxes of the rank's box lie in the whole weight
+        for box, here in run_boxes(spec.shape, piece.begin, piece.end):
+            start = tuple(a + b for a, b in zip(spec.offset, box.start))
+            boxes.append((Box(start, tuple(a + n for a, n in zip(start, box.shape))), here))
+        if there is None or any(box.overlap(there) != box for box, _ in boxes):
+            fresh(spec, piece.begin, piece.end, seed, weight)
+        for box, here in boxes if there is not None else ():
+            both = box.overlap(there)
+            if both.size:
+                _read(source, spec.name, both, weight[here].view(box.shape)[both.seen_from(box)])
 
 
 def _read(source: WeightSource, name: str, box: Box, out: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,10 @@ def _begun(run: LoggedRun, identity: str, mode: str) -> Any:
 
 def _identity(path: Path) -> str:
     """Return the name that wandb has for the run; made at the first start."""
-    try:
+    with suppress(FileNotFoundError):
         text = read_regular(path, MOST_ID_BYTES).decode("ascii", "replace").strip()
-    except FileNotFoundError:
-        text = ""
-    if text.isalnum():
-        return text
+        if text.isalnum():
+            return text
     identity = uuid.uuid4().hex[:12]
     with replacing(path) as file:
         file.write(identity.encode())
