@@ -8,7 +8,6 @@ import ast
 import pkgutil
 import re
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 
 import mpitrain
@@ -24,25 +23,27 @@ LEAST = 20  # characters of a message that say something
 def refusals_of(key: str) -> list[str]:
     """Return the messages that name a key in front of what is to be changed."""
     named = re.compile(rf"(?<![\w.]){re.escape(key)}(?![\w.])(?!\.\w)")
-    messages = (*(rule.template() for rule in RULES), *_messages())
+    raised = (message for name in _raising() if key in source_of(name) for message in _messages_in(name))
+    messages = (*(rule.template() for rule in RULES), *raised)
     return list(dict.fromkeys(message for message in messages if named.search(message.partition(";")[0])))
 
 
 @cache
-def _messages() -> tuple[str, ...]:
+def _raising() -> list[str]:
     modules = [module.name for module in pkgutil.walk_packages(mpitrain.__path__, "mpitrain.")]
-    raising = [name for name in modules if any(error in source_of(name) for error in RAISED)]
-    return tuple(message for name in raising for message in _messages_in(tree_of(name)))
+    return [name for name in modules if any(error in source_of(name) for error in RAISED)]
 
 
-def _messages_in(tree: ast.Module) -> Iterator[str]:
-    for function in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
-        texts = _texts(function)
-        for call in ast.walk(function):
-            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in RAISED and call.args:
-                message = " ".join(_template(call.args[0], texts).split())
-                if len(message.replace(HOLE, "")) > LEAST:
-                    yield message
+@cache
+def _messages_in(module: str) -> list[str]:
+    found = []
+    for function in ast.walk(tree_of(module)):
+        if isinstance(function, ast.FunctionDef):
+            texts = _texts(function)
+            for call in ast.walk(function):
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "") in RAISED and call.args:
+                    found.append(" ".join(_template(call.args[0], texts).split()))
+    return [message for message in found if len(message.replace(HOLE, "")) > LEAST]
 
 
 def _texts(function: ast.FunctionDef) -> dict[str, ast.expr]:
