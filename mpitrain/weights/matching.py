@@ -129,9 +129,10 @@ def match(folder: ModelFolder, plan: Plan, keys: ModelKeys) -> Matched:
     empty = {name for name in rest if 0 in folder.entry(name).shape}  # shared experts of a model without
     ignored = _ignored(rest - {head}, plan, keys) | empty
     if unused := sorted(rest - {head} - ignored):
-        what = f"{counted(len(unused), 'tensors', ',')} that no weight of"
-        what = f"{what} model.family = {plan.config.model.family} is: {listed(unused, 4)}"
-        raise WeightsError(f"{shown(folder.path)}: {what}; it is another model than config.json says")
+        raise WeightsError(
+            f"{shown(folder.path)}: {counted(len(unused), 'tensors', ',')} that no weight of model.family = "
+            f"{plan.config.model.family} is: {listed(unused, 4)}; it is another model than config.json says"
+        )
     return Matched(tuple(weights), tuple(zeros), tuple(absent), head, tuple(sorted(ignored)))
 
 
