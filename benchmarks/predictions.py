@@ -118,12 +118,7 @@ def measured_machine(path: Path, ranks: int, start: Start) -> Path:
 
 
 def swept(
-    folder: Path,
-    ranks: int,
-    layouts: tuple[str, ...],
-    machine: Path,
-    given: argparse.Namespace,
-    start: Start,
+    folder: Path, ranks: int, layouts: tuple[str, ...], machine: Path, given: argparse.Namespace, start: Start
 ) -> list[Row]:
     """Return what was measured and predicted of all layouts of so many ranks."""
     rows = folder / f"{ranks}.csv"

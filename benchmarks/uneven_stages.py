@@ -68,11 +68,7 @@ class Candidate:
 
     def __init__(self, world: MPI.Comm, *keys: str, recorder: Recorder | None = None):
         p = world.size
-        sizes = (
-            f"parallel.pp={p}",
-            f"batch.global={4 * p}",
-            f"model.layers={4 * p}",
-        )
+        sizes = (f"parallel.pp={p}", f"batch.global={4 * p}", f"model.layers={4 * p}")
         config = resolve(settings.load(None, (*MODEL, *sizes, *keys)), p, VOCABULARY)
         self.plan = plan_of(config)
         self.mesh = build_mesh(self.plan, world)

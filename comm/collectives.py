@@ -62,14 +62,7 @@ def all_reduce(x_P: Array, axis: Axis) -> Pending:
     x_P: [P], neighbours summed in pairs, 16-bit floats in fp32.
     """
     x = flat(x_P, written=True, summed=True)
-    return axis.start(
-        partial(_all_reduce, axis),
-        "all_reduce",
-        x.nbytes,
-        writes=[x],
-        given=ALL,
-        result=x_P,
-    )
+    return axis.start(partial(_all_reduce, axis), "all_reduce", x.nbytes, writes=[x], given=ALL, result=x_P)
 
 
 def reduce(x_P: Array, axis: Axis, root: int = 0, out: Array | None = None) -> Pending:

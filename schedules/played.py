@@ -142,11 +142,7 @@ class Played:
         return self.memory_limit is not None and max(self.peak_stashes) > self.memory_limit + 1e-9
 
 
-def played(
-    table: Table,
-    options: Options = DEFAULTS,
-    most_proved: int = PROVED_AT_ONCE,
-) -> Played:
+def played(table: Table, options: Options = DEFAULTS, most_proved: int = PROVED_AT_ONCE) -> Played:
     """Prove a table if it has no more than so many operations, and play it.
 
     options: its times, and what of a stash is held when. Raises ScheduleError if the table has a flaw.

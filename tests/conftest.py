@@ -20,8 +20,7 @@ import pytest
 from effort import EVERY, WITH_LONG
 
 LONG = pytest.mark.skipif(
-    not WITH_LONG,
-    reason="MPITRAIN_EFFORT=long runs what takes seconds and has a shorter test of its kind",
+    not WITH_LONG, reason="MPITRAIN_EFFORT=long runs what takes seconds and has a shorter test of its kind"
 )
 LONG_CASE = pytest.mark.skip(
     reason="MPITRAIN_EFFORT=long runs it; others, some by that choice too, have its values"

@@ -110,11 +110,7 @@ def main() -> int:
     parser.add_argument("--mpi", choices=("mpich", "openmpi"), default="mpich")
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--torch", default=newest_torch())
-    parser.add_argument(
-        "tests",
-        nargs="*",
-        default=files(),
-    )
+    parser.add_argument("tests", nargs="*", default=files())
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mpitrain-oldest-") as temporary:
         folder = (given.folder or Path(temporary)).absolute()

@@ -16,14 +16,7 @@ from mpitrain.comm.base import cores, launchers, library
 from mpitrain.comm.base.mpi import MPI
 from mpitrain.comm.base.mpi_errors import error_of_operation
 from mpitrain.comm.base.shared_work import BEAT_S, Work, Worker, WorkManager
-from mpitrain.errors import (
-    InputError,
-    LibraryError,
-    MeshError,
-    StoppedEarly,
-    on_all_ranks,
-    storage_fault,
-)
+from mpitrain.errors import InputError, LibraryError, MeshError, StoppedEarly, on_all_ranks, storage_fault
 
 if TYPE_CHECKING:
     # for annotations elsewhere: only comm/ calls it

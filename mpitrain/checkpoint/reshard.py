@@ -85,13 +85,7 @@ def _undo(tmp: Path, made: list[Path]) -> None:
     remove_empty(made)
 
 
-def _write(
-    tmp: Path,
-    source: Checkpoint,
-    mine: range,
-    num_shards: int,
-    progress: ProgressBar,
-) -> None:
+def _write(tmp: Path, source: Checkpoint, mine: range, num_shards: int, progress: ProgressBar) -> None:
     for number in mine:
         save.write_shard(tmp, number, _parts(source, number, num_shards, progress))
 

@@ -36,10 +36,7 @@ def new_environment(now: datetime) -> jinja2.Environment:
     )
     environment.filters["tojson"] = tojson
     environment.globals.update(
-        raise_exception=raise_exception,
-        strftime_now=now.strftime,
-        namespace=PlainNamespace,
-        dict=PlainDict(),
+        raise_exception=raise_exception, strftime_now=now.strftime, namespace=PlainNamespace, dict=PlainDict()
     )
     return environment
 

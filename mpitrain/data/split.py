@@ -29,11 +29,7 @@ class Split(NamedTuple):
 
 
 def split(
-    ends: np.ndarray,
-    val_fraction: float,
-    sequence: int,
-    seed: int,
-    uncut: Sequence[tuple[int, int]] = (),
+    ends: np.ndarray, val_fraction: float, sequence: int, seed: int, uncut: Sequence[tuple[int, int]] = ()
 ) -> Split:
     """Hold out documents of about `val_fraction` of the tokens.
 

@@ -117,11 +117,7 @@ class GatedProduct:
         return activated * self.activation.scale(up), activated
 
     def backward(
-        self,
-        grad: "torch.Tensor",
-        gate: "torch.Tensor",
-        up: "torch.Tensor",
-        activated: "torch.Tensor | None",
+        self, grad: "torch.Tensor", gate: "torch.Tensor", up: "torch.Tensor", activated: "torch.Tensor | None"
     ) -> "tuple[torch.Tensor, torch.Tensor]":
         """Return the gradients of gate and up. activated: activation(gate), if it is there."""
         activated = self.activation.activation(gate) if activated is None else activated

@@ -91,13 +91,7 @@ def attend(
 
 
 def attend_backward(
-    grad_BHTC,
-    q_BHTC,
-    k_BKSC,
-    v_BKSC,
-    visible=None,
-    kept: Sequence | None = None,
-    scale: float | None = None,
+    grad_BHTC, q_BHTC, k_BKSC, v_BKSC, visible=None, kept: Sequence | None = None, scale: float | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Return the gradients of q, k and v, in memory as these are.
 

@@ -21,11 +21,5 @@ def attend_by_torch(
         group = q_BHTC.shape[1] // k_BKSC.shape[1]
         k_BKSC, v_BKSC = (x.repeat_interleave(group, 1) for x in (k_BKSC, v_BKSC))
     return functional.scaled_dot_product_attention(
-        q_BHTC,
-        k_BKSC,
-        v_BKSC,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=request.scale,
-        enable_gqa=True,
+        q_BHTC, k_BKSC, v_BKSC, attn_mask=mask, is_causal=mask is None, scale=request.scale, enable_gqa=True
     )

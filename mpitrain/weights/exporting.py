@@ -50,14 +50,7 @@ from mpitrain.weights.matching import FURTHER, Matched, Weight, tensors_of, weig
 from mpitrain.weights.proof import ExportError, digest_of, opened, read_back
 from mpitrain.weights.syncing import Syncing
 from mpitrain.weights.weight_source import FolderSource
-from mpitrain.weights.writing import (
-    OutTensor,
-    new_file,
-    shards_of,
-    tensors_to_write,
-    write_all,
-    write_shard,
-)
+from mpitrain.weights.writing import OutTensor, new_file, shards_of, tensors_to_write, write_all, write_shard
 
 T = TypeVar("T")
 Rows = list[tuple[str, str]]  # of the table of the proof

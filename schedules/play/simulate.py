@@ -40,9 +40,7 @@ AT_ONCE = Link()
 
 
 def simulate(
-    schedule: Table | Programs,
-    cost: Cost | Mapping[str, float] | None = None,
-    link: Link = AT_ONCE,
+    schedule: Table | Programs, cost: Cost | Mapping[str, float] | None = None, link: Link = AT_ONCE
 ) -> Timeline:
     """Play a schedule; return its Timeline. Raises ScheduleError if it can't be played to its end.
 

@@ -16,12 +16,7 @@ from launch import mpirun, tail
 FEW = ("facts", "kernels", "parity")
 ONLY_A_GPU = {"product into fp32", "fp8 product"}
 PARTS = {
-    "facts": {
-        "cores",
-        "python",
-        "torch",
-        "doctor",
-    },
+    "facts": {"cores", "python", "torch", "doctor"},
     "kernels": {
         "sum of 2",
         "sum of 3",
@@ -30,23 +25,9 @@ PARTS = {
         "attention, deterministic=False",
     },
     "tests": {"2 ranks"},
-    "parity": {
-        "one rank",
-        "one rank again",
-        "tp",
-        "the same bits twice",
-    },
-    "steps": {
-        "as they are",
-        "compiled",
-        "compiled, not deterministic",
-        "plain torch",
-    },
-    "staging": {
-        "1 rank",
-        "2 ranks",
-        "2 ranks, messages",
-    },
+    "parity": {"one rank", "one rank again", "tp", "the same bits twice"},
+    "steps": {"as they are", "compiled", "compiled, not deterministic", "plain torch"},
+    "staging": {"1 rank", "2 ranks", "2 ranks, messages"},
 }
 
 

@@ -44,18 +44,9 @@ LAYOUTS = {
             "cp=2 context=ulysses",
             "dp=2 zero=3",
         ),
-        "documents": (
-            "cp=2",
-            "cp=2 context=gather",
-        ),
-        "sinks": (
-            "cp=2",
-            "dp=2 etp=2",
-        ),
-        "latent": (
-            "tp=2 ep=2",
-            "dp=2 ep=2 zero=3",
-        ),
+        "documents": ("cp=2", "cp=2 context=gather"),
+        "sinks": ("cp=2", "dp=2 etp=2"),
+        "latent": ("tp=2 ep=2", "dp=2 ep=2 zero=3"),
         "experts": (
             "dp=2 ep=2 experts.wire=fp8",
             "dp=2 ep=2 comm.node_ranks=1",
@@ -63,10 +54,7 @@ LAYOUTS = {
         ),
     },
     4: {
-        "experts": (
-            "dp=4 ep=4 comm.node_ranks=2",
-            "dp=4 ep=4 comm.node_ranks=2 experts.wire=bf16",
-        ),
+        "experts": ("dp=4 ep=4 comm.node_ranks=2", "dp=4 ep=4 comm.node_ranks=2 experts.wire=bf16"),
         "dense": ("tp=2 cp=2",),
     },
 }

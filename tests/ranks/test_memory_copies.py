@@ -49,11 +49,7 @@ def test_what_sums_hold_besides_their_buffers_is_predicted(world, settings):
         pytest.skip("2 ranks tell")
     predicted, held = arriving(world, settings)
     none = "precision.reduce" not in settings
-    agree(
-        world,
-        held == predicted and (held == 0) == none,
-        f"{settings}: predicted {predicted}, held {held}",
-    )
+    agree(world, held == predicted and (held == 0) == none, f"{settings}: predicted {predicted}, held {held}")
 
 
 def test_copies_of_gradients_do_not_grow_with_the_number_of_blocks():

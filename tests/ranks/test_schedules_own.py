@@ -66,12 +66,7 @@ def test_its_program_is_made_and_proved():
             "segments has no effect on it; it takes no options",
         ),
         ("EARLY", ("pipeline.chunks=2",), ScheduleError, "found 2 chunks, needed 1 a rank"),
-        (
-            "LOOPED",
-            (),
-            ScheduleError,
-            "found 1 stage a rank, its ScheduleFamily declares 2; change `placed`",
-        ),
+        ("LOOPED", (), ScheduleError, "found 1 stage a rank, its ScheduleFamily declares 2; change `placed`"),
         ("LATE", (), ScheduleError, "B23@0 stands before F23@0"),
         (
             "NUMBER",

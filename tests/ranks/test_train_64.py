@@ -29,15 +29,7 @@ LAYOUT = ("parallel.tp=2", "parallel.pp=4", "parallel.cp=2", "parallel.dp=4")
     os.environ.get("MPITRAIN_RANKS") != str(RANKS), reason=f"MPITRAIN_RANKS={RANKS} starts {RANKS} ranks"
 )
 def test_many_ranks():
-    lane = [
-        sys.executable,
-        str(SUPPORT / "lane.py"),
-        "--only-mpi",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        __file__,
-    ]
+    lane = [sys.executable, str(SUPPORT / "lane.py"), "--only-mpi", "-p", "no:cacheprovider", "-q", __file__]
     # tests/support/preload.py is for fewer
     with started(RANKS, *lane, env={"OMP_NUM_THREADS": "1"}, forked=False) as job:
         done = job.wait(600)

@@ -24,10 +24,7 @@ LAYOUTS = {
     "pp": (("parallel.pp=2", "parallel.dp=2", "model.tied=true"), 0),
     "dualpipe": (("parallel.pp=4", "pipeline.schedule=dualpipe", "model.layers=8"), 2),
     "cp": (("parallel.cp=2", "parallel.dp=2", "parallel.zero=2", "optimizer.moments=bf16"), 4),
-    "ep": (
-        MIXTRAL,
-        0,
-    ),
+    "ep": (MIXTRAL, 0),
     "bias": (
         (
             "model.family=mixtral",

@@ -36,13 +36,7 @@ VARIANTS = {
     ),
 }  # fmt: skip
 LAYOUTS = {
-    1: (
-        "",
-        "recompute=full",
-        "recompute=selective",
-        "offload=optimizer",
-        "buffer=0.3",
-    ),
+    1: ("", "recompute=full", "recompute=selective", "offload=optimizer", "buffer=0.3"),
     2: (
         "ep=2",
         "etp=2",
@@ -86,11 +80,7 @@ LAYOUTS = {
     ),
 }
 ON_NODES = {
-    2: (
-        "ep=2 node_ranks=1",
-        "tp=2 ep=2 node_ranks=1 buffer=0.4",
-        "cp=2 ep=2 node_ranks=1 recompute=full",
-    ),
+    2: ("ep=2 node_ranks=1", "tp=2 ep=2 node_ranks=1 buffer=0.4", "cp=2 ep=2 node_ranks=1 recompute=full"),
     4: (
         "ep=4 node_ranks=2",
         "ep=4 node_ranks=1 buffer=0.6",

@@ -305,11 +305,7 @@ def oracle_of(plan):
     kind = kind_of(plan.config)
     own, experts = (msgspec.to_builtins(table) for table in (plan.config.attention, plan.config.experts))
     return dict(
-        own,
-        eps=EPS.get(kind, 1e-6),
-        rounded=kind not in ("sinking", "gpt-oss"),
-        experts=experts,
-        limit=LIMIT,
+        own, eps=EPS.get(kind, 1e-6), rounded=kind not in ("sinking", "gpt-oss"), experts=experts, limit=LIMIT
     )
 
 

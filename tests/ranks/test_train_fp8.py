@@ -94,9 +94,7 @@ def test_the_bits_are_the_same_for_every_stage_of_zero(world):
 
 @pytest.mark.few_cases(2)
 @pytest.mark.parametrize(
-    ("size", "layout"),
-    but_for(every(CLOSE), [(4, layout) for layout in CLOSE[4]]),
-    ids=name_of,
+    ("size", "layout"), but_for(every(CLOSE), [(4, layout) for layout in CLOSE[4]]), ids=name_of
 )
 def test_layouts_that_divide_tensors_stay_close_to_one_rank(world, size, layout):
     """They scale parts of tensors, and round partial sums to bf16: losses and norms within 1%.

@@ -191,8 +191,7 @@ HELD_LONGER = [
 
 @pytest.mark.few_cases(7)
 @pytest.mark.parametrize(
-    ("size", "settings"),
-    but_for([(size, settings) for size in HELD for settings in HELD[size]], HELD_LONGER),
+    ("size", "settings"), but_for([(size, settings) for size in HELD for settings in HELD[size]], HELD_LONGER)
 )
 def test_the_activations_that_were_predicted_are_held(world, size, settings):
     """Within 5%, at the peak of a step.

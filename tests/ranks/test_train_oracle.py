@@ -194,15 +194,7 @@ def test_spread_sequences_equal_a_plain_torch_loop(world, kind, cp, tp, dp, pp, 
         f"parallel.sequence={sequence}",
     )
     compare_with_plain_torch(
-        world,
-        dp,
-        pp,
-        tied,
-        schedule,
-        *spread,
-        "data.sequence=16",
-        "model.vocab=259",
-        num_steps=FIRST,
+        world, dp, pp, tied, schedule, *spread, "data.sequence=16", "model.vocab=259", num_steps=FIRST
     )
 
 
@@ -228,10 +220,7 @@ def test_layers_by_chunks_equal_a_plain_torch_loop(world, tp, cp, kind, dp, pp, 
 
 
 @pytest.mark.few_cases(3)
-@pytest.mark.parametrize(
-    ("dp", "pp", "tp", "cp", "division", "schedule"),
-    but_for(SEPARATE, SEPARATE_LONGER),
-)
+@pytest.mark.parametrize(("dp", "pp", "tp", "cp", "division", "schedule"), but_for(SEPARATE, SEPARATE_LONGER))
 def test_separate_documents_equal_documents_by_themselves(world, dp, pp, tp, cp, division, schedule):
     tied = "true" if division in ("sequence=true", "context=ring", "context=ulysses") else "false"
     divided = [f"parallel.{division}"] * (tp * cp > 1) + ["pipeline.segments=4"] * (schedule == "seq1f1b")
@@ -298,12 +287,7 @@ def compare_with_plain_torch(world, dp, pp, tied, schedule, *extra, budget=FP64,
     from mpitrain.model.families.catalog import plan_of
     from mpitrain.plan.settings.resolve import resolve
 
-    layout = (
-        f"parallel.dp={dp}",
-        f"parallel.pp={pp}",
-        f"model.tied={tied}",
-        f"pipeline.schedule={schedule}",
-    )
+    layout = (f"parallel.dp={dp}", f"parallel.pp={pp}", f"model.tied={tied}", f"pipeline.schedule={schedule}")
     parsed = settings.load(None, (*SETTINGS, *layout, *extra))
     needed = dp * pp * parsed.parallel.tp * parsed.parallel.cp
     if world.size != needed:

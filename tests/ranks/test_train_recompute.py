@@ -29,10 +29,7 @@ LAYOUTS = {
         ("parallel.cp=2",),
         ("parallel.dp=2", "parallel.zero=3"),
     ],
-    4: [
-        ("parallel.tp=2", "parallel.async_tp=true", *ZBV),
-        ("parallel.dp=2", *ZBV, "parallel.zero=3"),
-    ],
+    4: [("parallel.tp=2", "parallel.async_tp=true", *ZBV), ("parallel.dp=2", *ZBV, "parallel.zero=3")],
 }
 MORE = {
     1: [("pipeline.tail=4",), ("precision.compute=fp64",)],

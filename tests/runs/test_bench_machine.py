@@ -296,10 +296,7 @@ def test_a_machine_like_it_is_found_by_the_name_of_the_gpu(name, like):
             marks=LONG,
         ),
         pytest.param(("--out", "{}/m.toml", "--set", "run.threads=0.5"), "run.threads", marks=LONG),
-        (
-            ("--out", "{}/m.toml", "--set", "parallel.tp=2"),
-            "--set parallel.tp does nothing",
-        ),
+        (("--out", "{}/m.toml", "--set", "parallel.tp=2"), "--set parallel.tp does nothing"),
     ],
 )
 def test_what_cannot_be_done_is_said_once_and_nothing_is_written(tmp_path, options, message):

@@ -293,10 +293,7 @@ def test_killed_at_random_moments_leaves_what_was_committed(tmp_path):
     for life, delay in enumerate(delays):
         folder = tmp_path / str(life)
         saver = subprocess.Popen(
-            [sys.executable, "-c", SAVER, folder],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=SUPPORT,
+            [sys.executable, "-c", SAVER, folder], stdout=subprocess.PIPE, text=True, cwd=SUPPORT
         )
         first = saver.stdout.readline()
         time.sleep(delay)

@@ -27,10 +27,7 @@ from mpitrain.commands.ckpt.maintenance import rewrite
 from mpitrain.commands.ckpt.maintenance import verify as verify_steps
 from mpitrain.errors import CheckpointError
 
-OLD = {
-    1: GOLDEN / "checkpoints-version-1",
-    2: GOLDEN / "checkpoints-version-2",
-}
+OLD = {1: GOLDEN / "checkpoints-version-1", 2: GOLDEN / "checkpoints-version-2"}
 
 
 def arrays_of(step):
@@ -67,9 +64,7 @@ def run(*commands, num_ranks=0):
 def test_inspect_says_who_wrote_what_and_how_it_is(folder):
     step = folder / "run" / "checkpoints" / "step-00000030"
     whole, one, as_json = run(
-        ("inspect", folder / "run"),
-        ("inspect", step, "--arrays"),
-        ("inspect", folder / "run", "--json"),
+        ("inspect", folder / "run"), ("inspect", step, "--arrays"), ("inspect", folder / "run", "--json")
     )
     assert whole.returncode == one.returncode == as_json.returncode == 0, whole.output
     for words in (
@@ -307,10 +302,7 @@ def test_a_beginning_that_no_name_has_is_bad_input(folder, num_ranks):
 def test_a_resharded_step_has_the_same_digest_and_says_the_same(folder, num_shards):
     rewrite(TeamOfOne(), str(folder / "run"), str(folder / "new"), 20, num_shards, lambda text: None)
     verify(folder / "new" / "step-00000020")
-    with (
-        open_step(folder / "run" / "checkpoints", 20) as before,
-        open_step(folder / "new", 20) as after,
-    ):
+    with open_step(folder / "run" / "checkpoints", 20) as before, open_step(folder / "new", 20) as after:
         assert (before.digest, before.meta, before.about.config) == (
             after.digest,
             after.meta,
@@ -319,11 +311,7 @@ def test_a_resharded_step_has_the_same_digest_and_says_the_same(folder, num_shar
         assert len(after.shards) == num_shards and after.about.writer["resharded_from"] == 2
         for name, array in arrays_of(20).items():
             found = after.read(name)
-            assert (found.dtype, found.shape, found.tobytes()) == (
-                array.dtype,
-                array.shape,
-                array.tobytes(),
-            )
+            assert (found.dtype, found.shape, found.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
 def test_one_shard_is_a_plain_file_with_every_array_whole(folder):
@@ -347,14 +335,7 @@ def test_what_is_damaged_is_not_made_to_look_whole(folder):
     """New digests would be right for the wrong bytes."""
     flip(folder / "run" / "checkpoints" / "step-00000030" / "shard-00001.h5", 500_000)
     with pytest.raises(CheckpointError, match="what was read differs from what was written"):
-        rewrite(
-            TeamOfOne(),
-            str(folder / "run"),
-            str(folder / "new" / "below"),
-            None,
-            3,
-            lambda text: None,
-        )
+        rewrite(TeamOfOne(), str(folder / "run"), str(folder / "new" / "below"), None, 3, lambda text: None)
     assert not (folder / "new").exists()
 
 
@@ -372,12 +353,7 @@ def test_no_step_is_written_where_a_run_is(folder):
     (folder / "run" / "run.lock").write_text("")
     with pytest.raises(CheckpointError, match=r"run\.lock says that a run uses it"):
         rewrite(
-            TeamOfOne(),
-            str(folder / "run"),
-            str(folder / "run" / "checkpoints"),
-            None,
-            3,
-            lambda text: None,
+            TeamOfOne(), str(folder / "run"), str(folder / "run" / "checkpoints"), None, 3, lambda text: None
         )
 
 
@@ -441,10 +417,7 @@ def test_prune_removes_nothing_where_nothing_is_whole(folder):
 
 @pytest.mark.parametrize(
     ("version", "about", "words"),
-    [
-        (1, StepInfo(), "version 1 of the format"),
-        (2, StepInfo("[run]\n", {"layout": "dp(2)"}), "dp(2)"),
-    ],
+    [(1, StepInfo(), "version 1 of the format"), (2, StepInfo("[run]\n", {"layout": "dp(2)"}), "dp(2)")],
 )
 def test_a_checkpoint_of_an_earlier_version_is_read_as_ever(tmp_path, version, about, words):
     shutil.copytree(OLD[version], tmp_path / "old")

@@ -84,17 +84,12 @@ def test_small_free_pieces_are_merged_at_once():
     assert as_it_is > 500 and settled < 100  # those from before
 
 
-CHOSEN = [
-    {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"},
-    *({name: "131072"} for name in VARIABLES),
-]
+CHOSEN = [{"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}, *({name: "131072"} for name in VARIABLES)]
 
 
 @LONG
 @pytest.mark.parametrize(
-    "variables",
-    CHOSEN[: cases(1, len(CHOSEN))],
-    ids=lambda variables: "".join(variables),
+    "variables", CHOSEN[: cases(1, len(CHOSEN))], ids=lambda variables: "".join(variables)
 )
 def test_what_users_chose_stands(variables):
     assert faults("settled", **variables)[0] == "False"

@@ -12,18 +12,7 @@ from pathlib import Path
 import pytest
 from checkpoints import digest_of
 from hosts import ADDRESSES, CHOSEN, two_hosts
-from launch import (
-    MPITRAIN,
-    is_mpich,
-    lines_in,
-    loss_lines,
-    run_tiny,
-    short,
-    started,
-    tail,
-    tiny,
-    write_text,
-)
+from launch import MPITRAIN, is_mpich, lines_in, loss_lines, run_tiny, short, started, tail, tiny, write_text
 
 pytestmark = [
     pytest.mark.skipif(not CHOSEN, reason="MPITRAIN_NETNS=1 makes two hosts of network namespaces"),

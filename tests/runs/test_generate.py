@@ -364,8 +364,7 @@ def words(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["/etc/passwd", "../secret.json", "link.json", "run/../../secret.json", "/dev/zero", "x" * 300],
+    "name", ["/etc/passwd", "../secret.json", "link.json", "run/../../secret.json", "/dev/zero", "x" * 300]
 )
 def test_a_tokenizer_elsewhere_is_not_read(copied, words, monkeypatch, name):
     shutil.copy(words, copied.parent.parent / "secret.json")

@@ -46,14 +46,7 @@ SMALL = dict(
     run_save_every=1,
     run_eval_every=0,
 )
-CLASSES = (
-    "ConfigError:",
-    "MeshError:",
-    "ScheduleError:",
-    "DataError:",
-    "CheckpointError:",
-    "Error:",
-)
+CLASSES = ("ConfigError:", "MeshError:", "ScheduleError:", "DataError:", "CheckpointError:", "Error:")
 NUMBERS = [
     0,
     1,
@@ -217,16 +210,7 @@ def put_something_else(case):
     others = [case.run / name for name in ("checkpoints", "data", "run.lock", "trace.json")]
     path = case.random.choice([*case.files(), *others, case.step(), case.file()])
     how = case.random.choice(
-        [
-            "link",
-            "link to a secret",
-            "dangling link",
-            "link to itself",
-            "FIFO",
-            "folder",
-            "device",
-            "nothing",
-        ]
+        ["link", "link to a secret", "dangling link", "link to itself", "FIFO", "folder", "device", "nothing"]
     )
     if path.exists():
         path.rename(case.outside / f"away-{len(case.done)}")
@@ -235,11 +219,7 @@ def put_something_else(case):
     elif how == "folder":
         path.mkdir()
     elif "link" in how:
-        targets = {
-            "link": f"away-{len(case.done)}",
-            "link to a secret": "secret",
-            "dangling link": "nothing",
-        }
+        targets = {"link": f"away-{len(case.done)}", "link to a secret": "secret", "dangling link": "nothing"}
         path.symlink_to(case.outside / targets[how] if how in targets else path)
     elif how == "device":
         path.symlink_to("/dev/zero")
@@ -313,11 +293,7 @@ def external_storage(case, file, name, shape, dtype, secret):
     parent, _, _ = name.rpartition("/")
     file.require_group(parent or "/")
     h5py.h5d.create(
-        file.id,
-        name.encode(),
-        h5py.h5t.py_create(dtype),
-        h5py.h5s.create_simple(shape or (1,)),
-        creation,
+        file.id, name.encode(), h5py.h5t.py_create(dtype), h5py.h5s.create_simple(shape or (1,)), creation
     )
 
 
@@ -624,13 +600,7 @@ def test_nothing_is_written_through_a_link_in_the_place_of_a_draft(run_dir, tmp_
     precious.write_text("mine")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join([lines[0], b"damaged\n", *lines[2:]]))
-    for name in (
-        "config.toml",
-        "metrics.jsonl",
-        "metrics.jsonl.damaged",
-        "trace.json",
-        "record-0-5.npz",
-    ):
+    for name in ("config.toml", "metrics.jsonl", "metrics.jsonl.damaged", "trace.json", "record-0-5.npz"):
         (run / f"{name}.tmp").symlink_to(precious)
     settings = SMALL | {"run_steps": 5, "run_trace": 1}
     done = mpirun(1, MPITRAIN, "run", "--record", "0:5", *tiny(run, run_dir.parent / "text.txt", **settings))

@@ -32,18 +32,7 @@ from mpitrain.data.tokenizer import ByteTokenizer
 from mpitrain.errors import CheckpointError, ConfigError, StoppedEarly
 
 BATCH = [kind for kind in SCHEDULERS if kind != "kubernetes"]
-SITE = [
-    "--account",
-    "abc123",
-    "--queue",
-    "long",
-    "--gpus",
-    "4",
-    "--ranks-per-node",
-    "4",
-    "--cores",
-    "6",
-]
+SITE = ["--account", "abc123", "--queue", "long", "--gpus", "4", "--ranks-per-node", "4", "--cores", "6"]
 EXPECTED = {  # directives that each scheduler needs for that, 3 nodes and 26.5 hours
     "slurm": [
         "#SBATCH --nodes=3",
@@ -96,10 +85,7 @@ def folder(tmp_path, monkeypatch):
 
 def job(kind, *options, config="my run.toml", **more):
     return CliRunner().invoke(
-        cli,
-        ["job", kind, config, "--nodes=3", "--time=1-02:30:00", *options],
-        catch_exceptions=True,
-        **more,
+        cli, ["job", kind, config, "--nodes=3", "--time=1-02:30:00", *options], catch_exceptions=True, **more
     )
 
 
@@ -145,11 +131,7 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
         "MPIJob",
         "my-run",
     )
-    assert (
-        spec["slotsPerWorker"],
-        spec["runPolicy"]["activeDeadlineSeconds"],
-        workers["replicas"],
-    ) == (
+    assert (spec["slotsPerWorker"], spec["runPolicy"]["activeDeadlineSeconds"], workers["replicas"]) == (
         4,
         95400,
         3,
@@ -167,11 +149,7 @@ def test_kubernetes_gets_a_job_of_the_mpi_operator(folder):
     assert "LAUNCH=(mpirun -n 12)" in script and "cd /mpitrain || exit 2" in script
     if shutil.which("shellcheck"):
         done = finished(
-            ["shellcheck", "--shell=bash", "-"],
-            input=script,
-            text=True,
-            capture_output=True,
-            timeout=20,
+            ["shellcheck", "--shell=bash", "-"], input=script, text=True, capture_output=True, timeout=20
         )
         assert done.returncode == 0, done.stdout
 
@@ -288,10 +266,7 @@ def test_no_name_puts_a_line_of_its_own_into_a_script(folder, monkeypatch):
             refusals.append(("the folder of Python", job(kind)))
         monkeypatch.chdir(folder / f"d{evil}")
         refusals.append(
-            (
-                "the working directory",
-                job(kind, "--out", f"{folder}/job.sh", config=f"{folder}/my run.toml"),
-            )
+            ("the working directory", job(kind, "--out", f"{folder}/job.sh", config=f"{folder}/my run.toml"))
         )
         monkeypatch.chdir(folder)
         for name, done in refusals:
@@ -677,25 +652,13 @@ def test_ends_are_counted_in_the_run_directory(folder):
     for step, idle in ((10, 0), (20, 0), (20, 1), (20, 2)):
         (checkpoints / f"step-{step:08d}").mkdir(parents=True, exist_ok=True)
         done = again(75)
-        assert done.return_value == 0, (
-            idle,
-            done.output,
-        )
-        assert f"newest checkpoint is of step {step}: again" in done.output, (
-            idle,
-            done.output,
-        )
+        assert done.return_value == 0, (idle, done.output)
+        assert f"newest checkpoint is of step {step}: again" in done.output, (idle, done.output)
     assert again(0).return_value == 1 and again(2).return_value == 1
     done = again(137)
     assert done.return_value == 1 and "no newer checkpoint after 3 starts in a row" in done.output
     ends = [json.loads(line) for line in Path("runs/my run/ends.jsonl").read_text().splitlines()]
-    assert [(end["code"], end["step"]) for end in ends] == [
-        (75, 10),
-        (75, 20),
-        (75, 20),
-        (75, 20),
-        (137, 20),
-    ]
+    assert [(end["code"], end["step"]) for end in ends] == [(75, 10), (75, 20), (75, 20), (75, 20), (137, 20)]
     done = again(0, "--set=run.steps=21")
     assert done.return_value == 3, done.output
     assert "newest checkpoint is of step 20; run.steps = 21" in done.output
@@ -711,10 +674,7 @@ def test_an_end_is_not_noted_through_a_link_of_a_strangers_run_directory(folder,
     (run_dir / "ends.jsonl").symlink_to(outside.absolute())
     with pytest.raises(CheckpointError, match=r"ends\.jsonl is a symbolic link, needed a file"):
         CliRunner().invoke(
-            cli,
-            ["job", "again", "75", "my run.toml"],
-            standalone_mode=False,
-            catch_exceptions=False,
+            cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False
         )
     assert outside.exists() is there and (not there or outside.read_text() == "mine\n")
 
@@ -754,10 +714,7 @@ def test_what_is_no_ends_jsonl_is_refused(folder, what):
             file.truncate(1 << 40)
     with pytest.raises(CheckpointError, match=r"ends\.jsonl"):
         CliRunner().invoke(
-            cli,
-            ["job", "again", "75", "my run.toml"],
-            standalone_mode=False,
-            catch_exceptions=False,
+            cli, ["job", "again", "75", "my run.toml"], standalone_mode=False, catch_exceptions=False
         )
 
 

@@ -59,11 +59,7 @@ class Journey:
     def __init__(self, path, family, *, tokenizer=True, **settings):
         self.path = path
         self.base = make_folder(path / "base", family, tokenizer)
-        self.settings = {
-            **SETTINGS,
-            **(UNBALANCED if family in WITH_EXPERTS else {}),
-            **settings,
-        }
+        self.settings = {**SETTINGS, **(UNBALANCED if family in WITH_EXPERTS else {}), **settings}
         self.learner = Learner(self.base, float(self.settings["optimizer.lr"]))
         self.tolerance = 1e-7
         self.read = 0  # tokens, by the run

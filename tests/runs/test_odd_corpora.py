@@ -78,12 +78,7 @@ READ = {
         path="in",
     ),
     "a folder linked twice": text(
-        {
-            "in/a": b"one",
-            "out/b": b"three",
-            "in/m": SymbolicLink("../out"),
-            "in/n": SymbolicLink("../out"),
-        },
+        {"in/a": b"one", "out/b": b"three", "in/m": SymbolicLink("../out"), "in/n": SymbolicLink("../out")},
         *((2, 2, 8, 9), f"1 {COPY} (n)", [4, 9]),
         path="in",
     ),
@@ -118,22 +113,13 @@ READ = {
         [2, 5, 6],
     ),
     "other kinds beside lines": jsonl(
-        {
-            "a.jsonl": lines("a"),
-            "b.json": b"{}",
-            "c.text.gz": b"x",
-            "d.parquet": b"PAR1",
-            "e.txt": b"text",
-        },
+        {"a.jsonl": lines("a"), "b.json": b"{}", "c.text.gz": b"x", "d.parquet": b"PAR1", "e.txt": b"text"},
         (1, 1, 1, 1),
         f"1 {NO_LINES} (b.json), 1 gzip (c.text.gz), 1 Parquet (d.parquet), 1 of another suffix (e.txt)",
         [1],
     ),
     "text of any suffix": text(
-        {"a.TXT": b"a", "b": b"b", "c.md": b"c", "d.py": b"d"},
-        (4, 4, 4, 7),
-        "nothing",
-        [2, 4, 6, 7],
+        {"a.TXT": b"a", "b": b"b", "c.md": b"c", "d.py": b"d"}, (4, 4, 4, 7), "nothing", [2, 4, 6, 7]
     ),
     "hidden files and folders": text(
         {"a": b"a", ".b": b"b", ".git/c": b"c"}, (1, 1, 1, 1), "2 hidden (.git)", [1]
@@ -202,11 +188,7 @@ READ = {
         *((1, 2, 5, 6), "nothing", [2, 6]),
     ),
     "another key": jsonl(
-        {"a.jsonl": lines("a", "b", key="content")},
-        (1, 2, 2, 3),
-        "nothing",
-        [2, 3],
-        text_key="content",
+        {"a.jsonl": lines("a", "b", key="content")}, (1, 2, 2, 3), "nothing", [2, 3], text_key="content"
     ),
     "a key of several lines and keys twice": jsonl(
         {"a.jsonl": b'{"te\\u0078t": "a", "other": {"text": "no"}}'}, (1, 1, 1, 1), "nothing", [1]
@@ -250,24 +232,13 @@ REFUSED = {
         ),
     ),
     "one line of 100 MB": jsonl(
-        {"a.jsonl": lines("x") + lines("x" * 100_000_000)},
-        None,
-        "line 2 has more than 67,108,864 bytes",
-        [],
+        {"a.jsonl": lines("x") + lines("x" * 100_000_000)}, None, "line 2 has more than 67,108,864 bytes", []
     ),
     "an array of objects": jsonl(
-        {"a.json": b'[{"text": "a"}]'},
-        None,
-        "a.json is one JSON array, not lines",
-        [],
-        path="a.json",
+        {"a.json": b'[{"text": "a"}]'}, None, "a.json is one JSON array, not lines", [], path="a.json"
     ),
     "gzip that holds no JSON": jsonl(
-        {"a.gz": gzip.compress(b"x")},
-        None,
-        "a.gz, line 1: found invalid JSON",
-        [],
-        path="a.gz",
+        {"a.gz": gzip.compress(b"x")}, None, "a.gz, line 1: found invalid JSON", [], path="a.gz"
     ),
     "two damaged files": jsonl(
         {"a.jsonl": b"{\n", "b.jsonl": lines("b"), "c.jsonl": b'{"txt": "c"}'},
@@ -281,10 +252,7 @@ REFUSED = {
         {"a.jsonl": b'{"text": "\\ud800"}'}, None, "line 1: found half of a character", []
     ),
     "nothing but what isn't read": jsonl(
-        {"b.json": b"{}", ".c.jsonl": lines("c")},
-        None,
-        rf"holds no text \(.*{NO_LINES}: b.json",
-        [],
+        {"b.json": b"{}", ".c.jsonl": lines("c")}, None, rf"holds no text \(.*{NO_LINES}: b.json", []
     ),
     "nothing but empty files": text({"a": b"", "b": b""}, None, r"holds no text \(empty: a, b\)", []),
     "a broken link": text(

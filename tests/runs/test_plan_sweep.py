@@ -96,10 +96,7 @@ def test_speed_is_a_share_of_what_the_machines_file_says(compute, speed):
         pytest.param((), "needed layouts: --layout", marks=LONG),
         (("--layout", "paralel.pp=2"), "unknown key paralel"),
         pytest.param(("--layout", "parallel.pp='2"), "No closing quotation", marks=LONG),
-        (
-            ("--layout", "parallel.pp=2", "--out", "no/rows.csv"),
-            "--out no/rows.csv: no folder no; needed",
-        ),
+        (("--layout", "parallel.pp=2", "--out", "no/rows.csv"), "--out no/rows.csv: no folder no; needed"),
         (("--layouts", "no-such.txt"), "--layouts no-such.txt: No such file or directory; give a text file"),
         pytest.param(
             ("--layout", "parallel.pp=2", "--machine", "no-such"),

@@ -27,13 +27,7 @@ LIMIT_S = 12
 LONG_S = 60
 BEFORE = 4  # steps
 SETTINGS = dict(run_steps=10**6, run_save_every=2, run_eval_every=0, schedule_name="constant")
-FEW = (
-    "TERM mpirun",
-    "INT group",
-    "KILL mpirun",
-    "STOP mpirun, a rank dies",
-    "STOP watchdog, a rank dies",
-)
+FEW = ("TERM mpirun", "INT group", "KILL mpirun", "STOP mpirun, a rank dies", "STOP watchdog, a rank dies")
 FEW += ("KILL watchdog, a rank dies",)
 
 

@@ -12,18 +12,7 @@ import byte_level_bpe
 import pytest
 from conftest import LONG
 from effort import cases
-from launch import (
-    HERE,
-    MPITRAIN,
-    environment,
-    finished,
-    mpirun,
-    options,
-    tail,
-    tiny,
-    words_file,
-    write_text,
-)
+from launch import HERE, MPITRAIN, environment, finished, mpirun, options, tail, tiny, words_file, write_text
 
 TYPED = {"PATH": f"{HERE}:{os.environ['PATH']}"}
 EXPERTS = dict(model_family="mixtral", experts_count=4, experts_active=2)

@@ -14,18 +14,7 @@ import time
 import pytest
 from conftest import LONG
 from effort import cases
-from launch import (
-    MPITRAIN,
-    loss_lines,
-    mpirun,
-    planted,
-    run_tiny,
-    short,
-    started,
-    tail,
-    tiny,
-    write_text,
-)
+from launch import MPITRAIN, loss_lines, mpirun, planted, run_tiny, short, started, tail, tiny, write_text
 
 # of an idle machine
 LIMIT_S = 10

@@ -237,8 +237,7 @@ def test_a_line_that_fills_the_memory_is_not_read(tmp_path):
     rundir = metrics_of(tmp_path / "run", range(3))
     os.truncate(rundir.metrics, 1 << 40)
     with pytest.raises(
-        CheckpointError,
-        match=r"metrics\.jsonl: line 4 has more than 16,777,216 bytes.*; move the file away",
+        CheckpointError, match=r"metrics\.jsonl: line 4 has more than 16,777,216 bytes.*; move the file away"
     ):
         rundir.truncate_metrics(2)
     assert rundir.metrics.stat().st_size == 1 << 40
@@ -267,10 +266,7 @@ def full_disk():
 def test_a_configuration_that_cannot_be_written_is_bad_input_and_leaves_nothing(ended, tmp_path):
     require_refused(ended["no draft"], "config.toml cannot be written: Is a directory; free some space")
     given = LoadedConfig(Config(), NONE)
-    with (
-        full_disk(),
-        pytest.raises(CheckpointError, match=r"config\.toml cannot be written: File too large"),
-    ):
+    with full_disk(), pytest.raises(CheckpointError, match=r"config\.toml cannot be written: File too large"):
         RunDir(tmp_path).begin(given, given)
     assert not list(tmp_path.iterdir())
 
@@ -297,8 +293,7 @@ def test_a_damaged_file_is_not_cut_before_it_is_kept(tmp_path):
     with (
         full_disk(),
         pytest.raises(
-            CheckpointError,
-            match=r"metrics\.jsonl cannot be written: File too large; free some space",
+            CheckpointError, match=r"metrics\.jsonl cannot be written: File too large; free some space"
         ),
     ):
         rundir.truncate_metrics(2)
@@ -447,12 +442,7 @@ def test_lines_that_cannot_be_written_are_kept_until_they_can_be(tmp_path, what)
     rundir.metrics.rmdir() if what == "folder" else rundir.metrics.unlink()
     real.replace(rundir.metrics)
     assert "has all lines again" in rundir.append_to_metrics('{"step": 4}\n')
-    assert [json.loads(line)["step"] for line in rundir.metrics.read_text().splitlines()] == [
-        1,
-        2,
-        3,
-        4,
-    ]
+    assert [json.loads(line)["step"] for line in rundir.metrics.read_text().splitlines()] == [1, 2, 3, 4]
 
 
 def test_of_a_metrics_jsonl_without_end_little_is_kept_in_memory(tmp_path):
@@ -481,8 +471,7 @@ def test_of_a_metrics_jsonl_without_end_little_is_kept_in_memory(tmp_path):
         file.write(b"\n" * 20_000_000)
     tracemalloc.start()
     with pytest.raises(
-        CheckpointError,
-        match="more than 1,000 lines can't be read, the first is line 3; move the file away",
+        CheckpointError, match="more than 1,000 lines can't be read, the first is line 3; move the file away"
     ):
         rundir.truncate_metrics(2)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20

@@ -8,18 +8,7 @@ import shutil
 import pytest
 from checkpoints import digest_of
 from conftest import LONG
-from launch import (
-    MPITRAIN,
-    loss_lines,
-    mpirun,
-    planted,
-    run_several,
-    run_tiny,
-    short,
-    tail,
-    tiny,
-    write_text,
-)
+from launch import MPITRAIN, loss_lines, mpirun, planted, run_several, run_tiny, short, tail, tiny, write_text
 
 from mpitrain.checkpoint.load import open_step, steps
 from mpitrain.cluster.status_board import RankStatus
@@ -47,9 +36,7 @@ def folder(tmp_path_factory, text):
         "staged": {"run_staging": folder / "staging", "run_steps": 4},
     }
     run_several(
-        2,
-        text,
-        {folder / name: {**SETTINGS, "parallel_pp": 2, **changes} for name, changes in runs.items()},
+        2, text, {folder / name: {**SETTINGS, "parallel_pp": 2, **changes} for name, changes in runs.items()}
     )
     return folder
 
@@ -146,10 +133,7 @@ def test_a_step_that_was_found_damaged_takes_no_place_of_those_that_are_kept(fol
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
     done = run_tiny(
-        2,
-        run_dir,
-        text,
-        **SETTINGS | dict(run_steps=13, run_save_every=0, run_keep=2, parallel_pp=2),
+        2, run_dir, text, **SETTINGS | dict(run_steps=13, run_save_every=0, run_keep=2, parallel_pp=2)
     )
     assert done.returncode == 0 and "using step-00000010" in done.output, tail(done.output)
     assert steps(run_dir / "checkpoints") == [10, 12, 13]
@@ -182,11 +166,7 @@ def test_the_lines_up_to_a_step_are_on_disk_when_it_is_saved(tmp_path, text, sav
         r"(?:synced|renamed) (?:metrics\.jsonl|step-0000000.\.tmp)$", done.output, re.MULTILINE
     )
     each = [
-        (
-            "synced metrics.jsonl",
-            f"synced step-0000000{step}.tmp",
-            f"renamed step-0000000{step}.tmp",
-        )
+        ("synced metrics.jsonl", f"synced step-0000000{step}.tmp", f"renamed step-0000000{step}.tmp")
         for step in (2, 4)
     ]
     assert done.returncode == 0 and noted == [*each[0], *each[1]], tail(done.output)
@@ -205,11 +185,7 @@ def test_a_last_step_that_is_not_worth_saving_ends_a_run_as_diverged(tmp_path, t
     Its own outcome came later, and hid that of the last step.
     """
     wild = dict(
-        optimizer_name="sgd",
-        optimizer_momentum=0.0,
-        optimizer_clip=0,
-        optimizer_lr=1e5,
-        schedule_warmup=0,
+        optimizer_name="sgd", optimizer_momentum=0.0, optimizer_clip=0, optimizer_lr=1e5, schedule_warmup=0
     )
     done = run_tiny(1, tmp_path / "run", text, **SETTINGS | wild | dict(run_steps=3, run_eval_every=0))
     reason = "its loss or its gradients are not finite"
@@ -230,8 +206,7 @@ def test_a_save_that_fails_is_reported_and_training_continues(tmp_path, text):
     done = run_tiny(2, run_dir, text, **SETTINGS, parallel_pp=2, env=env)
     assert "planted full disk" in done.output, "no such call"
     said = re.findall(
-        r"step (\d+) is not saved: rank 1: (.*); the newest checkpoint is of step (\d+)",
-        done.output,
+        r"step (\d+) is not saved: rank 1: (.*); the newest checkpoint is of step (\d+)", done.output
     )
     first = int(said[0][0])
     assert [int(step) for step, _, _ in said] == list(range(first, 13, 2)), tail(done.output)

@@ -293,8 +293,7 @@ CHANGED = {"torn": 0, "meta": MARKS, "a bit": MARKS + META_BYTES + 1000}  # the 
 
 @pytest.mark.few_cases(3)
 @pytest.mark.parametrize(
-    "change",
-    ["older", "moved", "a link", "of another run", "torn", "cut", "meta", "manifest", "a bit"],
+    "change", ["older", "moved", "a link", "of another run", "torn", "cut", "meta", "manifest", "a bit"]
 )
 def test_what_is_not_this_run_s_is_not_read(tmp_path, text, change):
     run_dir = tmp_path / "run"

@@ -193,9 +193,4 @@ PLAIN = {
     jsonl_xz: "jsonl",
 }
 WITH_ZSTD = {jsonl_zst: "jsonl"}
-WITH_PYARROW = {
-    parquet: "parquet",
-    parquet_ids: "parquet",
-    saved_to_disk: "parquet",
-    arrow_file: "parquet",
-}
+WITH_PYARROW = {parquet: "parquet", parquet_ids: "parquet", saved_to_disk: "parquet", arrow_file: "parquet"}

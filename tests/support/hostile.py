@@ -36,14 +36,7 @@ class Watched:
     def __init__(self, *allowed: Path, hdf5: bool = False, limit_s: float = LIMIT_S):
         self.hdf5 = hdf5
         self.limit_s = limit_s
-        python = (
-            sys.prefix,
-            sys.base_prefix,
-            ROOT,
-            "/proc/self",
-            "/sys/devices",
-            "/dev/null",
-        )
+        python = (sys.prefix, sys.base_prefix, ROOT, "/proc/self", "/sys/devices", "/dev/null")
         self.allowed = [os.path.realpath(path) for path in (*allowed, *python)]
         self.opened = []
 

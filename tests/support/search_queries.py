@@ -95,14 +95,7 @@ PAGES = {
     ),
     "guides/loggers": ("wandb", "TensorBoard", "Weights & Biases", "MLflow"),
     "guides/fine-tuning": ("SFT", "fine-tuning", "chat template"),
-    "guides/limits": (
-        "LoRA",
-        "RLHF",
-        "DPO",
-        "Windows",
-        "EMA",
-        "quantization",
-    ),
+    "guides/limits": ("LoRA", "RLHF", "DPO", "Windows", "EMA", "quantization"),
     "guides/reliability": (
         "loss spike",
         "straggler",

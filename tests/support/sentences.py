@@ -39,7 +39,4 @@ def words(text: str) -> list[int]:
 def pages() -> list[Path]:
     """Return the README and all guides."""
     folders = ("guides", "start", "tutorials", "concepts", "extending")
-    return [
-        ROOT / "README.md",
-        *(path for name in folders for path in sorted((DOCS / name).glob("*.md"))),
-    ]
+    return [ROOT / "README.md", *(path for name in folders for path in sorted((DOCS / name).glob("*.md")))]

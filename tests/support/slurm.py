@@ -194,11 +194,7 @@ class Slurm:
 
 @contextmanager
 def slurm(
-    folder: Path,
-    tracker: str = "linuxproc",
-    cpus: int = 2,
-    kill_wait: int = 15,
-    names: Sequence[str] = (),
+    folder: Path, tracker: str = "linuxproc", cpus: int = 2, kill_wait: int = 15, names: Sequence[str] = ()
 ) -> Iterator[Slurm]:
     """Start it; at the end of the block nothing of it is left, jobs included.
 
@@ -314,15 +310,7 @@ class Training:
         self.train_for(10**6)
         dotted = {key.replace("_", ".", 1): value for key, value in changes.items()}
         sets = options({**SETTINGS, "data.path": self.text, "parallel.pp": 2, **dotted})
-        job = [
-            MPITRAIN,
-            "job",
-            "slurm",
-            "my.toml",
-            *asked,
-            "--cores=1",
-            f"--time=0:{minutes:02}:00",
-        ]
+        job = [MPITRAIN, "job", "slurm", "my.toml", *asked, "--cores=1", f"--time=0:{minutes:02}:00"]
         said = cluster.run(*job, f"--launch={launch}", *sets, "--submit", cwd=folder, env=env)
         self.job = said.split()[-1]
         assert f"Submitted batch job {self.job}" in said

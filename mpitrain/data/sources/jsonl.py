@@ -150,10 +150,7 @@ def _advice(keys: Collection[str]) -> str:
 JSONL = Source(
     "jsonl",
     read,
-    suffixes=(
-        *SUFFIXES,
-        *(suffix + ending for suffix in (*SUFFIXES, ".json") for ending in ENDINGS),
-    ),
+    suffixes=(*SUFFIXES, *(suffix + ending for suffix in (*SUFFIXES, ".json") for ending in ENDINGS)),
     most_bytes=MOST_BYTES,
     wanted="a .jsonl file with text",
     advice='every line must be an object with a string under the key "{text_key}" (data.text_key)',

@@ -6,15 +6,7 @@ from pathlib import Path
 
 from mpitrain.data.source import Damaged, File, Source, TokenFile, TokenRule
 from mpitrain.data.sources.numpy_array import require_type
-from mpitrain.data.token_files import (
-    LOSS,
-    TYPES,
-    StoredArray,
-    head_of,
-    mask_of,
-    type_of_ids,
-    with_ending,
-)
+from mpitrain.data.token_files import LOSS, TYPES, StoredArray, head_of, mask_of, type_of_ids, with_ending
 from mpitrain.inputs import shown
 
 HEADER_BYTES = 1024

@@ -23,10 +23,7 @@ class WidthOfExperts:
 
 def routed(count: int, active: int, name: str = "num_local_experts") -> tuple[ConfigField, ...]:
     """Return how many experts there are, and how many a token meets: the class's defaults."""
-    return (
-        Whole(name, "experts.count", count),
-        Whole("num_experts_per_tok", "experts.active", active),
-    )
+    return (Whole(name, "experts.count", count), Whole("num_experts_per_tok", "experts.active", active))
 
 
 class SparseBlocks:

@@ -7,14 +7,7 @@ from typing import Any
 
 from mpitrain.model.families.expert_fields import shared_and_routed
 from mpitrain.model.families.fields import SILU, Biases, Flag, HeadWidth, Ignored, Unwritten, eps, sizes
-from mpitrain.model.families.names import (
-    BIASES,
-    DENSE,
-    HUGGING_FACE,
-    NORMS_OF_HEADS,
-    ROUTED,
-    SHARED_AND_BIAS,
-)
+from mpitrain.model.families.names import BIASES, DENSE, HUGGING_FACE, NORMS_OF_HEADS, ROUTED, SHARED_AND_BIAS
 from mpitrain.model.families.rope_fields import RopeField
 from mpitrain.model.families.sparse import sparse_model
 from mpitrain.plan.declared.family import ALL_ALIKE, ROTARY, ModelFamily, plain_heads, width_of_head

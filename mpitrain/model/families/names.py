@@ -42,10 +42,7 @@ def _gated(ours: str, theirs: str, kind: str = "weight") -> dict[str, str]:
 
 
 NORMS = in_block(
-    {
-        "attention.norm.weight": "input_layernorm.weight",
-        "ffn.norm.weight": "post_attention_layernorm.weight",
-    }
+    {"attention.norm.weight": "input_layernorm.weight", "ffn.norm.weight": "post_attention_layernorm.weight"}
 )
 ATTENTION = _attention("weight")
 BIASES = _attention("bias")

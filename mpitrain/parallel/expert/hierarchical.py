@@ -134,11 +134,7 @@ class Hierarchical:
     # ------------------------------------------------------------ dispatch and combine
 
     def dispatch(
-        self,
-        rounds: DispatchRounds,
-        number: int,
-        x_ND: torch.Tensor,
-        weights_NK: torch.Tensor | None = None,
+        self, rounds: DispatchRounds, number: int, x_ND: torch.Tensor, weights_NK: torch.Tensor | None = None
     ) -> Walk:
         """Send the rows of round `number`, one to each node of a token; return HierarchicalDispatchedRows."""
         this = rounds.rounds[number]

@@ -142,10 +142,7 @@ def add_outside(file, name):
 
 
 EVERYWHERE = {
-    "soft link": (
-        lambda file, name: replace(file, name, h5py.SoftLink("/elsewhere")),
-        "is a soft link",
-    ),
+    "soft link": (lambda file, name: replace(file, name, h5py.SoftLink("/elsewhere")), "is a soft link"),
     "soft link to a group": (
         lambda file, name: replace(file, "adam", h5py.SoftLink("/parameters")),
         "is a soft link",
@@ -158,14 +155,8 @@ EVERYWHERE = {
         lambda file, name: replace(file, "adam", h5py.ExternalLink("../../../secret", "/")),
         "is an external link",
     ),
-    "cycle": (
-        lambda file, name: file.__setitem__("adam/again", file["adam"]),
-        "has more than one link",
-    ),
-    "two names": (
-        lambda file, name: file.__setitem__("parameters/v", file[name]),
-        "has more than one link",
-    ),
+    "cycle": (lambda file, name: file.__setitem__("adam/again", file["adam"]), "has more than one link"),
+    "two names": (lambda file, name: file.__setitem__("parameters/v", file[name]), "has more than one link"),
     "external storage": (add_outside, "has external storage"),
     "filter": (
         lambda file, name: replace(file, name, shape=(6, 4), dtype="f4", compression="gzip"),
@@ -187,10 +178,7 @@ EVERYWHERE = {
         lambda file, name: replace(file, name, shape=(3, 4), dtype=h5py.ref_dtype),
         "parameters/w",
     ),
-    "compound": (
-        lambda file, name: replace(file, name, shape=(3, 4), dtype=[("a", "f4")]),
-        "parameters/w",
-    ),
+    "compound": (lambda file, name: replace(file, name, shape=(3, 4), dtype=[("a", "f4")]), "parameters/w"),
     "enumeration": (
         lambda file, name: replace(file, name, shape=(3, 4), dtype=h5py.enum_dtype({"A": 1})),
         "parameters/w",
@@ -199,34 +187,19 @@ EVERYWHERE = {
         lambda file, name: replace(file, name, shape=(3,), dtype=np.dtype(("f4", (4,)))),
         "parameters/w",
     ),
-    "big-endian": (
-        lambda file, name: replace(file, name, shape=(3, 4), dtype=">f4"),
-        "parameters/w",
-    ),
+    "big-endian": (lambda file, name: replace(file, name, shape=(3, 4), dtype=">f4"), "parameters/w"),
     "type by name": (
         lambda file, name: file.__setitem__("parameters/t", np.dtype("f4")),
         "is neither a group nor a dataset",
     ),
-    "attribute": (
-        lambda file, name: file["parameters"].attrs.__setitem__("a", 1),
-        "has an attribute",
-    ),
+    "attribute": (lambda file, name: file["parameters"].attrs.__setitem__("a", 1), "has an attribute"),
     "many attributes": (
         lambda file, name: file.attrs.update({f"a{i}": i for i in range(20)}),
         "a place for many attributes",
     ),
-    "attribute of an array": (
-        lambda file, name: file.attrs.__setitem__("a", np.zeros(3)),
-        "an attribute",
-    ),
-    "deep": (
-        lambda file, name: file.create_dataset("/".join(["x" * 99] * 11), data=[1.0]),
-        "characters",
-    ),
-    "long name": (
-        lambda file, name: file.create_dataset("x" * 2000, data=[1.0]),
-        "a link of / has the name",
-    ),
+    "attribute of an array": (lambda file, name: file.attrs.__setitem__("a", np.zeros(3)), "an attribute"),
+    "deep": (lambda file, name: file.create_dataset("/".join(["x" * 99] * 11), data=[1.0]), "characters"),
+    "long name": (lambda file, name: file.create_dataset("x" * 2000, data=[1.0]), "a link of / has the name"),
     "bad name": (
         lambda file, name: file.__setitem__("parameters/\x1b[2J", np.zeros(1)),
         r"has the name '\\x1b[2J'",
@@ -277,10 +250,7 @@ def test_pieces_lie_only_in_the_shards(folder, opened, source):
     plain = source.replace("%", "_")
     with_index(
         folder,
-        lambda file: (
-            file.pop("parameters/w"),
-            file.create_virtual_dataset("parameters/w", virtual(plain)),
-        ),
+        lambda file: (file.pop("parameters/w"), file.create_virtual_dataset("parameters/w", virtual(plain))),
     )
     path = folder / "step-00000030" / "index.h5"
     path.write_bytes(path.read_bytes().replace(plain.encode() + b"\0", source.encode() + b"\0"))
@@ -333,10 +303,7 @@ def test_gaps_overlaps_and_other_names_are_refused_on_loading(folder):
     for pieces, reason in [
         ([first], "the shards hold 12 of 24 elements"),
         ([first, first], "both hold [0:3, 0:4]"),
-        (
-            [first, ("shard-00001.h5", "parameters/w@2:6,0:4", Box((2, 0), (6, 4)))],
-            "both hold [2:3, 0:4]",
-        ),
+        ([first, ("shard-00001.h5", "parameters/w@2:6,0:4", Box((2, 0), (6, 4)))], "both hold [2:3, 0:4]"),
         (
             [first, ("shard-00001.h5", "adam/m/1", Box((3, 0), (6, 4)))],
             "shard-00001.h5 adam/m/1 is no part of it",
@@ -362,8 +329,7 @@ def test_a_shard_that_grows_behind_the_check_of_sizes_is_refused_each_time(folde
             file["more"] = np.zeros(3)
         for _ in range(2):
             with pytest.raises(
-                CheckpointError,
-                match=r"adam/m/0 cannot be read: the file has [0-9,]+ bytes, [0-9,]+ needed",
+                CheckpointError, match=r"adam/m/0 cannot be read: the file has [0-9,]+ bytes, [0-9,]+ needed"
             ):
                 checkpoint.read("adam/m/0")
 
@@ -393,13 +359,11 @@ def test_meta_is_typed(folder):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["{", "[" * 100_000, '{"a":' * 100_000, "NaN", "", '{"step": 1e400}', " " * 2_000_000, "\x00"],
+    "text", ["{", "[" * 100_000, '{"a":' * 100_000, "NaN", "", '{"step": 1e400}', " " * 2_000_000, "\x00"]
 )
 def test_meta_that_is_no_json_is_refused(folder, text):
     with_index(
-        folder,
-        lambda file: file.attrs.__setitem__("meta", np.bytes_(text) if "\x00" in text else text),
+        folder, lambda file: file.attrs.__setitem__("meta", np.bytes_(text) if "\x00" in text else text)
     )
     refused(folder, "meta", "an attribute")
 
@@ -448,12 +412,7 @@ def test_renamed_step_is_refused_by_name(folder):
 
 @pytest.mark.parametrize(
     "what",
-    [
-        "step-00000030",
-        "step-00000030/index.h5",
-        "step-00000030/index.xxh3",
-        "step-00000030/shard-00000.h5",
-    ],
+    ["step-00000030", "step-00000030/index.h5", "step-00000030/index.xxh3", "step-00000030/shard-00000.h5"],
 )
 @pytest.mark.parametrize("kind", ["link", "FIFO", "folder", "socket"])
 def test_only_regular_files_in_real_folders_are_opened(folder, tmp_path, what, kind):
@@ -478,14 +437,9 @@ def test_only_regular_files_in_real_folders_are_opened(folder, tmp_path, what, k
 def test_checkpoints_elsewhere_are_refused(folder):
     folder.rename(folder.with_name("elsewhere"))
     folder.symlink_to(folder.with_name("elsewhere"))
-    for call in (
-        open_latest,
-        lambda folder: open_step(folder, 30),
-        lambda folder: begin(folder, 40),
-    ):
+    for call in (open_latest, lambda folder: open_step(folder, 30), lambda folder: begin(folder, 40)):
         with pytest.raises(
-            CheckpointError,
-            match=r"checkpoints is a symbolic link; set run\.dir to the place itself",
+            CheckpointError, match=r"checkpoints is a symbolic link; set run\.dir to the place itself"
         ):
             call(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000020", "step-00000030"]
@@ -507,14 +461,8 @@ def test_steps_without_what_is_needed_are_passed_over(folder):
             {"parameters/v": (np.dtype("f4"), (6, 4))},
             "step-00000030 has no parameters/v; it is not a checkpoint of this model",
         ),
-        (
-            {"parameters/w": (np.dtype("f4"), (4, 6))},
-            "parameters/w is fp32 [6, 4], needed fp32 [4, 6]",
-        ),
-        (
-            {"parameters/w": (np.dtype("f2"), (6, 4))},
-            "parameters/w is fp32 [6, 4], needed fp16 [6, 4]",
-        ),
+        ({"parameters/w": (np.dtype("f4"), (4, 6))}, "parameters/w is fp32 [6, 4], needed fp32 [4, 6]"),
+        ({"parameters/w": (np.dtype("f2"), (6, 4))}, "parameters/w is fp32 [6, 4], needed fp16 [6, 4]"),
     ]:
         said = []
         with pytest.raises(CheckpointError, match="no checkpoint can be used"):
@@ -540,10 +488,7 @@ def test_reader_finds_what_the_library_has_written(tmp_path, count):
     file = Hdf5File(tmp_path / "x.h5")
     assert file.datasets.keys() == {f"parameters/{name}" for name in names}
     for i in range(0, count, 97):
-        assert np.frombuffer(file.read(file.datasets[f"parameters/{names[i]}"]), "u4").tolist() == [
-            i,
-            i,
-        ]
+        assert np.frombuffer(file.read(file.datasets[f"parameters/{names[i]}"]), "u4").tolist() == [i, i]
     file.close()
 
 

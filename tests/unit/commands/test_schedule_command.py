@@ -284,10 +284,7 @@ SIZE = ["--stages", "2", "--microbatches", "4"]
         (["frontier", *SIZE, "--table", "x.txt"], "--table does nothing with frontier"),
         (["auto", *SIZE, "--memory-limit", "0.2"], "auto: found a memory limit of 0.2 stashes"),
         (["auto", "--stages", "2"], "needs --stages and --microbatches"),
-        (
-            ["compare", *SIZE, "--table", "x.txt"],
-            "--table does nothing with compare; name one schedule",
-        ),
+        (["compare", *SIZE, "--table", "x.txt"], "--table does nothing with compare; name one schedule"),
     ],
 )
 def test_bad_input_ends_with_2_and_says_what_to_change(words, message):

@@ -228,8 +228,7 @@ def test_a_document_that_memory_does_not_hold_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_left, "available_bytes", lambda: 2 * 10**9)
     long = Document("long.txt", b"1" * 50_000_000, None)
     with pytest.raises(
-        DataError,
-        match=r"long\.txt has 50,000,000 bytes .*: 8\.0 GB of memory are needed, 2\.0 GB are",
+        DataError, match=r"long\.txt has 50,000,000 bytes .*: 8\.0 GB of memory are needed, 2\.0 GB are"
     ):
         list(encoded([long], tokenizer, LocalEncoder(tokenizer)))
 

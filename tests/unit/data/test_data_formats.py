@@ -161,11 +161,7 @@ DAMAGES = {
     "llm.c: count": (formats.llm_c, lambda f: patched(f / "a.bin", 8, b"\xff"), "its header is damaged"),
     "llm.c: version": (formats.llm_c, lambda f: patched(f / "a.bin", 4, b"\3"), "unknown version"),
     "npy: header": (formats.numpy_file, lambda f: patched(f / "a.npy", 10, b"x"), "can't read its header"),
-    "npy: floats": (
-        formats.numpy_file,
-        lambda f: np.save(f / "a.npy", np.ones(9)),
-        "has float64 and shape",
-    ),
+    "npy: floats": (formats.numpy_file, lambda f: np.save(f / "a.npy", np.ones(9)), "has float64 and shape"),
     "npy: objects": (
         formats.numpy_file,
         lambda f: np.save(f / "a.npy", np.array([{}]), allow_pickle=True),

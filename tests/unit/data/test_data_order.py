@@ -60,9 +60,7 @@ def test_a_million_windows_come_once_an_epoch_and_none_has_a_token_that_is_held_
 
 
 @given(
-    slots=st.lists(st.integers(0, 500), max_size=40),
-    cut=st.integers(0, 40),
-    order=st.sampled_from([*ORDERS]),
+    slots=st.lists(st.integers(0, 500), max_size=40), cut=st.integers(0, 40), order=st.sampled_from([*ORDERS])
 )
 def test_a_row_depends_on_its_slot_alone(slots, cut, order):
     """Whatever was asked before, however slots are grouped over ranks and microbatches, and over

@@ -257,11 +257,7 @@ def test_fp16_attends_piece_by_piece_where_it_is_widened(way):
     q, k, v = (torch.randn(1, 200, heads, 16).transpose(1, 2) for heads in (4, 2, 2))
     assert [
         attention_cpu_16bit.fits(q.to(dtype)) for dtype in (torch.bfloat16, torch.float16, torch.float32)
-    ] == [
-        True,
-        way == "in fp32",
-        False,
-    ]
+    ] == [True, way == "in fp32", False]
     assert not attention_cpu_16bit.fits(q.half().to("meta"))
     halves = q.half(), k.half(), v.half()
     out, _ = attention_functions.attention(*halves, PLAIN, again=False, selective=False)

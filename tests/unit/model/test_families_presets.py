@@ -83,13 +83,7 @@ _MIXTRAL = dict(theta=1e6, eps=1e-5, num_experts=8, num_active=2)
 _QWEN = dict(theta=1e6, eps=1e-6, head_width=128, vocab=151936, num_experts=128, num_active=8)
 TIED_QWEN3 = "0.6b", "1.7b", "4b"
 _GPT_OSS = dict(
-    theta=150_000.0,
-    eps=1e-5,
-    head_width=64,
-    vocab=201088,
-    window=128,
-    yarn=(32.0, 4096),
-    num_active=4,
+    theta=150_000.0, eps=1e-5, head_width=64, vocab=201088, window=128, yarn=(32.0, 4096), num_active=4
 )
 _LLAMA2 = dict(theta=1e4, eps=1e-5, head_width=128, vocab=32000)
 _LLAMA3 = dict(theta=5e5, eps=1e-5, head_width=128, vocab=128256)
@@ -105,13 +99,7 @@ _OLMO2 = dict(theta=5e5, eps=1e-6, head_width=128, vocab=100352)
 _OLMO3 = dict(_OLMO2, vocab=100278, yarn=(8.0, 8192), window=4096, window_blocks="wwwf", window_theta=5e5)
 _GLM = dict(theta=1e6, eps=1e-5, head_width=128, rotary_width=64, vocab=151552, biases="qkv", num_active=8)
 _GPT2 = dict(
-    theta=None,
-    eps=1e-5,
-    head_width=64,
-    vocab=50257,
-    tied=True,
-    yarn=(None, 0),
-    llama3=(None, 0, None, None),
+    theta=None, eps=1e-5, head_width=64, vocab=50257, tied=True, yarn=(None, 0), llama3=(None, 0, None, None)
 )
 # config.json of the repository that is named: rope_theta, rms_norm_eps, head_dim, vocab_size,
 # tie_word_embeddings, ...
@@ -175,13 +163,7 @@ PUBLISHED = {
     "qwen3-30b-a3b": _QWEN,  # Qwen/Qwen3-30B-A3B; norm_topk_prob true
     "qwen3-235b-a22b": _QWEN,  # Qwen/Qwen3-235B-A22B
     "deepseek-v3": dict(  # deepseek-ai/DeepSeek-V3; mscale = mscale_all_dim = 1
-        theta=1e4,
-        eps=1e-6,
-        vocab=129280,
-        yarn=(40.0, 4096),
-        num_experts=256,
-        num_active=8,
-        scale=2.5,
+        theta=1e4, eps=1e-6, vocab=129280, yarn=(40.0, 4096), num_experts=256, num_active=8, scale=2.5
     ),
     "gpt-oss-20b": dict(_GPT_OSS, num_experts=32),  # openai/gpt-oss-20b
     "gpt-oss-120b": dict(_GPT_OSS, num_experts=128),  # openai/gpt-oss-120b
@@ -321,10 +303,7 @@ LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "ex
             ("model.family=gpt2", "model.kv_heads=2"),
             'model.kv_heads = 2 does nothing with model.family = "gpt2", which has keys and values for each',
         ),
-        (
-            ("model.family=gpt2", "model.mtp=1"),
-            "model.mtp = 1: further tokens aren't predicted with learned",
-        ),
+        (("model.family=gpt2", "model.mtp=1"), "model.mtp = 1: further tokens aren't predicted with learned"),
         (
             ("model.family=glm-4.5", *LATENT[1:], "attention.rotary_width=34"),
             "attention.rotary_width = 34 is more than model.width / model.heads = 32, the width of a head",
@@ -338,10 +317,7 @@ LATENT = ("model.family=deepseek-v3", "experts.count=8", "experts.active=2", "ex
             ("attention.head_width=8", "model.heads=3"),
             "model.heads = 3 is not a multiple of model.kv_heads = 2",
         ),
-        (
-            (*LATENT, "model.kv_heads=2"),
-            'model.kv_heads = 2 does nothing with model.family = "deepseek-v3"',
-        ),
+        ((*LATENT, "model.kv_heads=2"), 'model.kv_heads = 2 does nothing with model.family = "deepseek-v3"'),
         (
             (*LATENT, "attention.rotary_width=5"),
             "attention.rotary_width = 5: rotary embeddings need an even width",
@@ -359,8 +335,7 @@ def test_keys_that_do_nothing_or_cannot_be_are_refused(overrides, words):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [("lama", "did you mean llama?"), ("x", "known: " + ", ".join(FAMILIES.built_in()))],
+    ("name", "words"), [("lama", "did you mean llama?"), ("x", "known: " + ", ".join(FAMILIES.built_in()))]
 )
 def test_a_family_that_is_not_there_is_refused(name, words):
     with pytest.raises(ConfigError) as refused:
@@ -378,8 +353,7 @@ def test_biases_of_experts_that_do_not_divide_are_refused():
         "batch.global=8",
     )
     with pytest.raises(
-        ConfigError,
-        match=r"model\.width = 129: the biases of experts don't divide over parallel\.etp = 2",
+        ConfigError, match=r"model\.width = 129: the biases of experts don't divide over parallel\.etp = 2"
     ):
         planned(*odd, ranks=2)
 
@@ -388,9 +362,7 @@ def test_biases_of_experts_that_do_not_divide_are_refused():
 def test_what_is_added_to_the_residual_stream_is_small_at_first(family):
     """By the root of how many are added to it, two a block."""
     plan = planned(
-        f"model.family={family}",
-        "model.layers=8",
-        *(LATENT[1:] if FAMILIES.find(family).experts else ()),
+        f"model.family={family}", "model.layers=8", *(LATENT[1:] if FAMILIES.find(family).experts else ())
     )
     added = {
         spec.name.split(".")[-2]: spec.std
@@ -417,8 +389,7 @@ def test_a_family_without_a_preset_has_sizes_by_the_width_of_a_head():
 
 
 @pytest.mark.parametrize(
-    "overrides",
-    [(), LATENT, ("model.family=gpt-oss", "attention.window=0", "attention.yarn_factor=1")],
+    "overrides", [(), LATENT, ("model.family=gpt-oss", "attention.window=0", "attention.yarn_factor=1")]
 )
 def test_a_resolved_configuration_resolves_to_itself(overrides):
     resolved = planned(*overrides).config
@@ -743,10 +714,7 @@ def test_what_would_be_read_otherwise_than_it_is_computed_is_refused_by_name(fam
 @pytest.mark.parametrize(
     ("family", "more"),
     [
-        (
-            "llama",
-            dict(is_llama_config=True, rope_interleaved=False, do_sample=True, temperature=0.6),
-        ),
+        ("llama", dict(is_llama_config=True, rope_interleaved=False, do_sample=True, temperature=0.6)),
         ("llama", dict(hidden_act="swish", partial_rotary_factor=1.0, layer_types=None)),
         ("mistral", dict(attention_bias=False, mlp_bias=False, use_sliding_window=False)),
         ("gemma2", dict(cache_implementation="hybrid", sliding_window_size=4096)),
@@ -790,8 +758,7 @@ def test_blocks_of_qwen3_moe_are_refused_only_where_no_keys_mean_them(layers):
         wanted = [bool(number >> layer & 1) for layer in range(layers)]
         pairs = [(first, every) for first in range(layers + 1) for every in range(1, layers + 1)]
         more = dict(
-            num_hidden_layers=layers,
-            mlp_only_layers=[i for i, each in enumerate(wanted) if not each],
+            num_hidden_layers=layers, mlp_only_layers=[i for i, each in enumerate(wanted) if not each]
         )
         if wanted in [has_experts(layers, *pair) for pair in pairs]:
             keys, _ = read_back("qwen3-moe", SIZES | more)

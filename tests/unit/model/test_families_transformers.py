@@ -201,10 +201,7 @@ def forms_of(plan):
         block = re.match(r"blocks\.(\d+)\.", spec.name)
         key = re.sub(r"^blocks\.\d+\.", "blocks.{block}.", spec.name)
         form = as_stored(known[key])
-        found[spec.name] = (
-            form,
-            form.name_for(plan.config).replace("{block}", block[1] if block else ""),
-        )
+        found[spec.name] = (form, form.name_for(plan.config).replace("{block}", block[1] if block else ""))
     return found
 
 

@@ -39,18 +39,12 @@ def resolved(*overrides, ranks=1, vocab=256):
         ("lr=1", "unknown key lr; use optimizer.lr"),
         ("num_hidden_layers=1", "unknown key num_hidden_layers; use model.layers"),
         ("tensor-parallel-size=2", "unknown key tensor-parallel-size; use parallel.tp"),
-        (
-            "run.wandb=x",
-            "unknown key run.wandb; run.loggers = .* names loggers",
-        ),
+        ("run.wandb=x", "unknown key run.wandb; run.loggers = .* names loggers"),
         ("gradient_accumulation_steps=4", "gradient accumulation follows from batch.global"),
         ("optimizer.lr=.0001", "optimizer.lr: expected `float`, got `str`: '.0001'; write 0.0001"),
         ("run.steps=1e3", "run.steps: expected `int`, got `float`: 1000.0; write 1000"),
         ("model.layers='12'", "model.layers: expected `int`, got `str`: '12'; write 12"),
-        (
-            "parallel.async_tp=True",
-            "parallel.async_tp: expected `bool`, got `str`: 'True'; write true",
-        ),
+        ("parallel.async_tp=True", "parallel.async_tp: expected `bool`, got `str`: 'True'; write true"),
         ("model.tied=no", "model.tied: expected `bool`, got `str`: 'no'; write false"),
         ("run.logs=1", "run.logs: expected `bool`, got `int`: 1; write true"),
         (
@@ -76,10 +70,7 @@ def resolved(*overrides, ranks=1, vocab=256):
         ("optimizer.momentum=1.0", "optimizer.momentum: expected `float` < 1.0"),
         ("optimizer.ns_steps=0", "optimizer.ns_steps: expected `int` >= 1"),
         ("pipeline.stages=[2, 0]", r"pipeline.stages\[1\]: expected `float` > 0"),
-        (
-            "pipeline.stages=[2, 0.7]",
-            r"pipeline.stages\[1\]: expected `float` that's a multiple of 0.5",
-        ),
+        ("pipeline.stages=[2, 0.7]", r"pipeline.stages\[1\]: expected `float` that's a multiple of 0.5"),
         ("run.steps", "expected key=value"),
         ("=3", "expected key=value"),
     ],
@@ -101,16 +92,8 @@ def test_bad_keys_and_values_are_named(override, message):
         (["optimizer.name=muonn"], 1, r"optimizer.name = 'muonn'; did you mean muon\?"),
         (["run.keep_every=40"], 1, "run.keep_every = 40 does nothing with run.keep = 0"),
         (["run.keep_best=1"], 1, "run.keep_best = 1 does nothing with run.keep = 0"),
-        (
-            ["run.keep=1", "run.keep_every=50"],
-            1,
-            "run.keep_every = 50 is no multiple of run.save_every = 40",
-        ),
-        (
-            ["run.keep=1", "run.keep_every=50", "run.save_every=0"],
-            1,
-            "no multiple of run.save_every = 0",
-        ),
+        (["run.keep=1", "run.keep_every=50"], 1, "run.keep_every = 50 is no multiple of run.save_every = 40"),
+        (["run.keep=1", "run.keep_every=50", "run.save_every=0"], 1, "no multiple of run.save_every = 0"),
         (
             ["run.keep=1", "run.keep_best=1", "run.eval_every=30"],
             1,
@@ -121,11 +104,7 @@ def test_bad_keys_and_values_are_named(override, message):
             1,
             "run.save_every = 40 is no multiple of run.eval_every = 0",
         ),
-        (
-            ["parallel.dp=3"],
-            4,
-            r"parallel.dp = 3 x parallel.pp = 1 = 3 ranks, but mpirun started 4",
-        ),
+        (["parallel.dp=3"], 4, r"parallel.dp = 3 x parallel.pp = 1 = 3 ranks, but mpirun started 4"),
         (["parallel.dp=2", "parallel.pp=3"], 4, "= 6 ranks, but mpirun started 4"),
         (["parallel.tp=3"], 4, "parallel.tp = 3 x parallel.cp = 1, but mpirun started 4 ranks"),
         (
@@ -141,13 +120,7 @@ def test_bad_keys_and_values_are_named(override, message):
         ),
         (["parallel.tp=3"], 3, "model.heads = 4 doesn't divide over parallel.tp = 3"),
         (
-            [
-                "parallel.tp=6",
-                "model.heads=6",
-                "model.width=144",
-                "model.kv_heads=1",
-                "data.sequence=100",
-            ],
+            ["parallel.tp=6", "model.heads=6", "model.width=144", "model.kv_heads=1", "data.sequence=100"],
             6,
             "parallel.sequence = false",
         ),
@@ -177,11 +150,7 @@ def test_bad_keys_and_values_are_named(override, message):
             1,
             "experts.count = 0 in a family with experts; needed 1 or more",
         ),
-        (
-            ["model.preset=deepseek-v3", "experts.groups=0"],
-            1,
-            "experts.groups = 0 in a family with experts",
-        ),
+        (["model.preset=deepseek-v3", "experts.groups=0"], 1, "experts.groups = 0 in a family with experts"),
         (
             ["model.preset=deepseek-v3", "attention.kv_rank=0"],
             1,
@@ -194,17 +163,9 @@ def test_bad_keys_and_values_are_named(override, message):
         ),
         (["batch.global=1000001"], 1, "1,000,001 microbatches on 1 stage"),
         (["parallel.pp=7"], 7, "parallel.pp = 7 stages for model.layers = 6 blocks"),
-        (
-            ["batch.global=7", "parallel.dp=2"],
-            2,
-            "batch.global = 7 doesn.t divide .* use a multiple of 2",
-        ),
+        (["batch.global=7", "parallel.dp=2"], 2, "batch.global = 7 doesn.t divide .* use a multiple of 2"),
         (["batch.global=12", "batch.micro=8"], 1, "use a multiple of 8"),
-        (
-            ["pipeline.stages=[1, 2]", "parallel.pp=2"],
-            2,
-            "3 blocks on 2 stages; needed model.layers = 6",
-        ),
+        (["pipeline.stages=[1, 2]", "parallel.pp=2"], 2, "3 blocks on 2 stages; needed model.layers = 6"),
         (["pipeline.stages=[6]", "parallel.pp=2"], 2, "6 blocks on 1 stage"),
         (["model.preset=quikstart"], 1, "did you mean quickstart"),
         (["numerics.reproducible=layout", "precision.reduce=bf16"], 1, "each rank rounds its sum"),
@@ -271,12 +232,7 @@ def test_pairs_of_parts_are_refused_where_there_are_none(overrides, found):
     from mpitrain.model.families.catalog import plan_of
 
     config = resolved(
-        "parallel.pp=2",
-        "parallel.dp=2",
-        "batch.global=8",
-        "pipeline.pairs=parts",
-        *overrides,
-        ranks=4,
+        "parallel.pp=2", "parallel.dp=2", "batch.global=8", "pipeline.pairs=parts", *overrides, ranks=4
     )
     with pytest.raises(ConfigError, match=re.escape(found) + ".* change them, or leave pipeline.pairs out"):
         plan_of(config).training  # noqa: B018 - made when it is asked for
@@ -298,13 +254,7 @@ def test_pairs_of_parts_are_refused_where_there_are_none(overrides, found):
         ),
         (["model.width=96", "model.kv_heads=2", "parallel.tp=2"], 2, "= 2 x 24 / 2 = 24;"),
         (
-            [
-                "model.width=96",
-                "model.heads=12",
-                "model.kv_heads=2",
-                "parallel.tp=6",
-                "data.sequence=96",
-            ],
+            ["model.width=96", "model.heads=12", "model.kv_heads=2", "parallel.tp=6", "data.sequence=96"],
             6,
             "model.heads = 8;",
         ),
@@ -331,8 +281,7 @@ def test_pairs_of_parts_are_refused_where_there_are_none(overrides, found):
 def test_fp8_refuses_sides_that_are_no_multiples_of_16(overrides, ranks, found):
     assert resolved(*overrides, ranks=ranks)
     with pytest.raises(
-        ConfigError,
-        match=re.escape(found) + " needed a multiple of 16, .* change one of these, or use",
+        ConfigError, match=re.escape(found) + " needed a multiple of 16, .* change one of these, or use"
     ):
         resolved("precision.compute=fp8", *overrides, ranks=ranks)
 
@@ -374,11 +323,7 @@ def test_a_given_batch_leaves_ranks_to_pipeline_stages():
 
 def test_written_toml_reads_back_the_same(tmp_path):
     config = resolved(
-        'data.path=a "b" \\ ü',
-        "pipeline.stages=[4, 2]",
-        "optimizer.lr=1e-9",
-        "parallel.pp=2",
-        ranks=2,
+        'data.path=a "b" \\ ü', "pipeline.stages=[4, 2]", "optimizer.lr=1e-9", "parallel.pp=2", ranks=2
     )
     (tmp_path / "config.toml").write_text(settings.to_toml(config), encoding="utf-8")
     assert settings.load(tmp_path / "config.toml") == config
@@ -414,12 +359,7 @@ def test_what_was_asked_and_what_was_derived_are_apart(tmp_path, overrides, rank
 
 @pytest.mark.parametrize(
     "derived",
-    [
-        "derived = 3",
-        "[derived]\nmodel = 3",
-        "[derived.model]\nwide = 3",
-        "[derived.model]\nwidth = 0",
-    ],
+    ["derived = 3", "[derived]\nmodel = 3", "[derived.model]\nwide = 3", "[derived.model]\nwidth = 0"],
 )
 def test_a_damaged_table_of_what_was_derived_is_bad_input(tmp_path, derived):
     with pytest.raises(ConfigError):
@@ -432,22 +372,7 @@ def test_no_key_is_derived_on_a_command_line():
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "runs/x",
-        "3",
-        "2024-01-01",
-        "true",
-        "a b",
-        'a"b',
-        "'a'",
-        "-x",
-        "1e3",
-        "[1]",
-        "ü",
-        "#",
-        "a # b",
-    ],
+    "text", ["runs/x", "3", "2024-01-01", "true", "a b", 'a"b', "'a'", "-x", "1e3", "[1]", "ü", "#", "a # b"]
 )
 def test_a_path_in_a_command_that_is_printed_is_read_as_it_is(text):
     words = shlex.split(f"mpitrain run --set {settings.as_override('run.dir', text)}")
@@ -583,14 +508,7 @@ def test_what_is_no_file_is_never_waited_for(tmp_path):
         (tmp_path / "mine.toml").write_text(f'base = "{name}"\n'.replace("\0", "\\u0000"))
         with pytest.raises(ConfigError, match=message):
             settings.load(tmp_path / "mine.toml")
-    for name in (
-        "/dev/zero",
-        "/proc/self/mem",
-        "/proc/self/pagemap",
-        "/proc/self/environ",
-        "",
-        "x" * 300,
-    ):
+    for name in ("/dev/zero", "/proc/self/mem", "/proc/self/pagemap", "/proc/self/environ", "", "x" * 300):
         with pytest.raises(ConfigError):
             settings.load(name)
 
@@ -616,8 +534,7 @@ def test_a_circle_of_bases_is_found_whatever_the_files_are_called(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("value", "number"),
-    [(None, 1), ("", 1), (" ", 1), (" 2 ", 2), ("4,2", 4), ("4, 2,1", 4), ("1024", 1024)],
+    ("value", "number"), [(None, 1), ("", 1), (" ", 1), (" 2 ", 2), ("4,2", 4), ("4, 2,1", 4), ("1024", 1024)]
 )
 def test_threads_are_openmps(monkeypatch, value, number):
     if value is None:
@@ -630,23 +547,7 @@ def test_threads_are_openmps(monkeypatch, value, number):
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "0",
-        "-1",
-        "x",
-        "²",
-        "٣",
-        "1.5",
-        "1e3",
-        "1025",
-        "9" * 5000,
-        ",",
-        "4,x",
-        "0x4",
-        "+2",
-        "1_0",
-        "\udcff",
-    ],
+    ["0", "-1", "x", "²", "٣", "1.5", "1e3", "1025", "9" * 5000, ",", "4,x", "0x4", "+2", "1_0", "\udcff"],
 )
 def test_a_number_of_threads_that_is_none_is_refused(monkeypatch, value):
     monkeypatch.setenv("OMP_NUM_THREADS", value)
@@ -681,12 +582,7 @@ def test_a_base_is_overridden_key_by_key_and_loops_are_refused(tmp_path):
     (tmp_path / "base.toml").write_text("[run]\nsteps = 5\nseed = 7\n[model]\nwidth = 64\n")
     (tmp_path / "mine.toml").write_text('base = "base.toml"\n[run]\nsteps = 9\n')
     config = settings.load(tmp_path / "mine.toml", ["model.width=32"])
-    assert (config.run.steps, config.run.seed, config.model.width, config.run.dir) == (
-        9,
-        7,
-        32,
-        "runs/mine",
-    )
+    assert (config.run.steps, config.run.seed, config.model.width, config.run.dir) == (9, 7, 32, "runs/mine")
     (tmp_path / "base.toml").write_text('base = "mine.toml"\n')
     with pytest.raises(ConfigError, match="leads back to itself"):
         settings.load(tmp_path / "mine.toml")
@@ -727,8 +623,7 @@ def test_a_key_that_does_nothing_is_refused_where_it_does_nothing(idle, because,
     ranks = 2 if "parallel.pp=2" in others else 1
     key = idle.partition("=")[0]
     with pytest.raises(
-        ConfigError,
-        match=rf"{re.escape(key)} = \S+ does nothing with {re.escape(because)}; leave it out",
+        ConfigError, match=rf"{re.escape(key)} = \S+ does nothing with {re.escape(because)}; leave it out"
     ):
         resolved(*others, idle, ranks=ranks)
     resolved(*others, idle, active, ranks=2)
@@ -739,11 +634,7 @@ def test_a_key_that_does_nothing_is_refused_where_it_does_nothing(idle, because,
     [
         (["model.mtp=1", "model.mtp_weight=0"], "model.mtp_weight", 0.0),
         (["model.mtp=1"], "model.mtp_weight", 0.3),
-        (
-            ["model.preset=gpt-oss-20b", "model.heads=48", "attention.head_width=0"],
-            "attention.head_width",
-            0,
-        ),
+        (["model.preset=gpt-oss-20b", "model.heads=48", "attention.head_width=0"], "attention.head_width", 0),
         (["model.preset=gpt-oss-20b"], "attention.head_width", 64),
         (["model.preset=gpt-oss-20b", "attention.window=0"], "attention.window", 0),
         (["model.preset=deepseek-v3", "experts.shared=0"], "experts.shared", 0),
@@ -890,11 +781,7 @@ def test_a_model_of_hugging_face_is_no_preset(tmp_path):
         r"model.width=64",
     ):
         resolved(f"model.preset={tmp_path}")
-    resolved(
-        *config_hints.keys_of_model(tmp_path).replace("--set ", "").split(),
-        "model.vocab=300",
-        ranks=1,
-    )
+    resolved(*config_hints.keys_of_model(tmp_path).replace("--set ", "").split(), "model.vocab=300", ranks=1)
     with pytest.raises(ConfigError, match=r"did you mean llama3\.2-1b"):
         resolved("model.preset=meta-llama/Llama-3.2-1B")
 
@@ -1039,10 +926,7 @@ def test_the_rate_is_a_function_of_the_step_alone():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ("numerics.rerun_every=5", "numerics.deterministic=false"),
-            "numerics.deterministic = false",
-        ),
+        (("numerics.rerun_every=5", "numerics.deterministic=false"), "numerics.deterministic = false"),
         (("numerics.check_every=-1",), "numerics.check_every"),
         (("spikes.do=ignore",), "spikes.do"),
         (("spikes.window=3",), "spikes.window"),
@@ -1070,12 +954,7 @@ def test_a_table_of_ones_own_says_its_ranks_chunks_and_microbatches(tmp_path):
         (2, ("pipeline.chunks=2", "parallel.pp=2"), 1),
     ):
         config = resolved(own, *more, ranks=ranks)
-        assert (
-            config.parallel.pp,
-            config.parallel.dp,
-            config.pipeline.chunks,
-            config.batch.global_,
-        ) == (
+        assert (config.parallel.pp, config.parallel.dp, config.pipeline.chunks, config.batch.global_) == (
             2,
             dp,
             2,
@@ -1094,11 +973,7 @@ def test_a_table_of_ones_own_says_its_ranks_chunks_and_microbatches(tmp_path):
             2,
             "pipeline.times = [1.0, 1.0, 1.0, 0.0]: has no effect on a table of your own",
         ),
-        (
-            ["pipeline.memory_limit=2"],
-            2,
-            "pipeline.memory_limit = 2.0: has no effect on a table of your own",
-        ),
+        (["pipeline.memory_limit=2"], 2, "pipeline.memory_limit = 2.0: has no effect on a table of your own"),
         (
             ["parallel.pp=4"],
             4,

@@ -53,10 +53,7 @@ def test_an_open_batch_divides_by_what_is_fixed(key):
         (("parallel.cp=3",), "no layout divides these ranks and the model: cp 3 of 64 ranks; fixed"),
         (("parallel.tp=4", "parallel.pp=32"), "tp 4 x pp 32 = 128 doesn't make 64 ranks; fixed"),
         (("parallel.pp=8",), "8 stages of 4 blocks; fixed"),
-        (
-            ("batch.global=31",),
-            "of the first: batch.global = 31 doesn't divide into microbatches of ",
-        ),
+        (("batch.global=31",), "of the first: batch.global = 31 doesn't divide into microbatches of "),
         (("parallel.dp_shard=3",), "of the first: parallel.dp_shard = 3 doesn't divide parallel.dp = 64"),
     ],
     ids=str,
@@ -136,11 +133,7 @@ def test_a_number_beyond_all_machines_is_refused(option):
 
 @pytest.mark.parametrize(
     ("keys", "has"),
-    [
-        (dict(), True),
-        (dict(schedule="interleaved", chunks=2), False),
-        (dict(batch=12), False),
-    ],
+    [(dict(), True), (dict(schedule="interleaved", chunks=2), False), (dict(batch=12), False)],
     ids=str,
 )
 def test_interleaving_is_advised_where_it_can_be(keys, has):

@@ -76,12 +76,7 @@ def test_a_plan_sums_gradients_as_often_as_a_run(reproducible, zero, each):
 @pytest.mark.parametrize("zero", [0, 2])
 def test_gradients_that_travel_in_16_bits_are_kept_as_they_are(reduce, zero):
     """As a run's own prediction has it."""
-    keys = (
-        "model.preset=llama3-8b",
-        "parallel.dp=2",
-        f"parallel.zero={zero}",
-        "precision.compute=bf16",
-    )
+    keys = ("model.preset=llama3-8b", "parallel.dp=2", f"parallel.zero={zero}", "precision.compute=bf16")
     run = resolve(load(None, (*keys, "batch.global=8", f"precision.reduce={reduce}")), 2, 128256)
     plan = plan_of(run)
     found = footprint_of(step_model(plan), layout_of(run, H100), (1,))
@@ -354,12 +349,7 @@ def test_recomputing_groups_of_blocks_takes_the_time_of_a_forward():
     ],
 )
 def test_experts_rows_go_to_nodes_first_where_they_can(dispatch, ranks, found):
-    keys = (
-        "model.preset=qwen3-30b-a3b",
-        "data.sequence=4096",
-        f"parallel.ep={ranks}",
-        "batch.global=64",
-    )
+    keys = ("model.preset=qwen3-30b-a3b", "data.sequence=4096", f"parallel.ep={ranks}", "batch.global=64")
     tree = json.loads(
         planned(
             "--ranks", str(ranks), "--machine", "h100-80gb", "--memory", "1e4", "--json",

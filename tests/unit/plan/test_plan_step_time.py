@@ -126,27 +126,15 @@ def written_machine(tmp_path, old, new):
         ("launch_s = 5e-6", "launch_s = 5e-3", "launch_s = 0.005; needed 0.001 s at most"),
         ("inside_latency_s = 3.4e-6", "inside_latency_s = 3.4e-3", "more than 100 times"),
         ("sustained = 32e9", "sustained = 5e-324", "Expected `float` >= 10000.0 - at `.\\.links"),
-        (
-            "sustained = 32e9",
-            "sustained = 42e12",
-            "links.between: sustained = 4.2e.13 is above peak = 5e.10",
-        ),
+        ("sustained = 32e9", "sustained = 42e12", "links.between: sustained = 4.2e.13 is above peak = 5e.10"),
         ("memory_bytes = 85899345920", "memory_bytes = 80", "memory_bytes"),
         ("bf16 =", '"bf16 x" =', "products"),
-        (
-            'name = "NVIDIA',
-            'name = "\\u202eNVIDIA',
-            "name = .u202e.*needed one that can be printed",
-        ),
+        ('name = "NVIDIA', 'name = "\\u202eNVIDIA', "name = .u202e.*needed one that can be printed"),
         ('name = "NVIDIA', 'name = "' + 300 * "N", "length <= 200"),
         ("[attention]", "[attention", "not valid TOML"),
         ("forward =", "upward =", "attention.forward"),
         ("\nbetween_latency_s = ", "\nbetween_latency_s = -", "Expected `float` >= 0"),
-        (
-            "\nbetween_latency_s = ",
-            "\nbetween_latency_s = nan  # ",
-            "links.between_latency_s = nan",
-        ),
+        ("\nbetween_latency_s = ", "\nbetween_latency_s = nan  # ", "links.between_latency_s = nan"),
         ("launch_s = ", "launch_s = inf  # ", "launch_s = inf"),
         ("memory_bytes = ", "memory_bytes = " + 400 * "9", "memory_bytes"),
         ("memory_bytes = ", "memory_bytes = " + 5000 * "9", "not valid TOML"),
@@ -452,10 +440,7 @@ def test_parts_of_a_step_add_up_to_it(pp, zero, reduce):
 
 def test_sums_after_each_microbatch_cost_time_and_save_gradients():
     keys = dict(ranks=32, sequence=4096, batch=256)
-    once, each = (
-        predicted("llama3-8b", H100, zero=1, **keys),
-        predicted("llama3-8b", H100, zero=2, **keys),
-    )
+    once, each = (predicted("llama3-8b", H100, zero=1, **keys), predicted("llama3-8b", H100, zero=2, **keys))
     assert each.exposed["dp"] > 10 * once.exposed["dp"]
     assert each.footprint.gradients == once.footprint.gradients // 32
     kept = predicted("llama3-8b", H100, zero=2, reduce="step", **keys)
@@ -661,11 +646,7 @@ def test_ranks_of_a_node_divide_the_memory_of_a_host():
     more = CPU.with_ranks_per_node(8)
     assert (more.ranks_per_node, more.memory_bytes) == (8, CPU.memory_bytes // 4)
     fewer = CPU.with_ranks_per_node(1)
-    assert (fewer.ranks_per_node, fewer.memory_bytes, fewer.between) == (
-        1,
-        CPU.memory_bytes,
-        2 * CPU.between,
-    )
+    assert (fewer.ranks_per_node, fewer.memory_bytes, fewer.between) == (1, CPU.memory_bytes, 2 * CPU.between)
     assert H100.with_ranks_per_node(4).memory_bytes == H100.memory_bytes and CPU.with_ranks_per_node(0) is CPU
 
 

@@ -70,10 +70,7 @@ def feed_forward(width, hidden):
 
     torch.manual_seed(1)
     return torch.nn.Sequential(
-        torch.nn.Linear(width, hidden),
-        torch.nn.SiLU(),
-        torch.nn.Linear(hidden, width),
-        torch.nn.Tanh(),
+        torch.nn.Linear(width, hidden), torch.nn.SiLU(), torch.nn.Linear(hidden, width), torch.nn.Tanh()
     )
 
 
@@ -95,11 +92,7 @@ def step_of(block, function):
         output = function(x)
         forward_keeps = sum(kept)
         output.square().sum().backward()
-    return (
-        output.detach(),
-        [x.grad, *(weight.grad.clone() for weight in block.parameters())],
-        forward_keeps,
-    )
+    return (output.detach(), [x.grad, *(weight.grad.clone() for weight in block.parameters())], forward_keeps)
 
 
 def test_a_recomputed_block_keeps_its_input_and_has_the_same_gradients():
@@ -132,11 +125,7 @@ def test_microbatches_of_unequal_lengths_have_the_gradient_of_the_whole_batch():
     weight = torch.randn(8, dtype=torch.float64, requires_grad=True)
     lengths = [1, 7, 32]
     microbatches = [
-        (
-            torch.randn(32, 8).double(),
-            torch.randn(32).double(),
-            (torch.arange(32) < length).double(),
-        )
+        (torch.randn(32, 8).double(), torch.randn(32).double(), (torch.arange(32) < length).double())
         for length in lengths
     ]
     x, target, mask = (torch.cat(part) for part in zip(*microbatches))

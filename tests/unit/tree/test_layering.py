@@ -322,11 +322,7 @@ def test_mpi_is_called_in_comm_only():
 
 @pytest.mark.parametrize(
     "planted",
-    [
-        "import mpi4py.MPI as m",
-        "from mpi4py import MPI",
-        "def late():\n    from mpi4py.MPI import Comm",
-    ],
+    ["import mpi4py.MPI as m", "from mpi4py import MPI", "def late():\n    from mpi4py.MPI import Comm"],
 )
 def test_a_call_of_mpi_outside_of_comm_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):
@@ -563,13 +559,7 @@ def test_what_is_said_to_be_opened_elsewhere_is():
 
 @pytest.mark.parametrize(
     "planted",
-    [
-        "open(path)",
-        "path.read_text()",
-        "np.load(path)",
-        "os.open(path, 0)",
-        "with path.open() as x: pass",
-    ],
+    ["open(path)", "path.read_text()", "np.load(path)", "os.open(path, 0)", "with path.open() as x: pass"],
 )
 def test_a_file_that_is_opened_by_its_path_is_found(tmp_path, planted):
     for top in ("mpitrain", *HEAVY):

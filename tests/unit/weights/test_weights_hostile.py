@@ -13,18 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from hostile import Hang, Watched, tree
-from model_folders import (
-    CONFIG,
-    INDEX,
-    SHAPES,
-    SHARDS,
-    SINGLE,
-    entries_of,
-    folder,
-    sharded,
-    tensors,
-    write,
-)
+from model_folders import CONFIG, INDEX, SHAPES, SHARDS, SINGLE, entries_of, folder, sharded, tensors, write
 
 from mpitrain import config as settings
 from mpitrain.cli import cli
@@ -148,13 +137,7 @@ def flipped(number):
 
 
 def _wrong_fields():
-    sizes = [
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-    ]
+    sizes = ["hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"]
     values = [-1, 0, 3.5, "16", [], {}, True, 2**40, 10**400, 17, EVIL]
     yield from (
         (f"{name}={str(value)[:9]!r}", config_with(**{name: value}))
@@ -194,10 +177,7 @@ def _of_other_families():
     """Fields of each layer, and so many layers that going through them again and again is no end."""
     several = dict(architectures=None, mlp_bias=None)
     yield "no-rope-floats", config_with(model_type="smollm3", **several, no_rope_layers=[1.0, 0])
-    yield (
-        "no-rope-endless",
-        config_with(model_type="smollm3", **several, num_hidden_layers=2**31 - 1),
-    )
+    yield ("no-rope-endless", config_with(model_type="smollm3", **several, num_hidden_layers=2**31 - 1))
     sparse = dict(several, model_type="qwen3_moe", num_experts=4, mlp_only_layers=[1])
     yield "sparse-many", config_with(**sparse, num_hidden_layers=10_000)
     yield "sparse-endless", config_with(**sparse, num_hidden_layers=2**31 - 1)
@@ -239,14 +219,8 @@ def _headers():
     yield "no-object", in_header(lambda entries: entries.update({name: 5}))
     yield "no-header", in_header(lambda entries: [])
     yield "empty-header", in_header(lambda entries: {})
-    yield (
-        "renamed",
-        in_header(lambda entries: {EVIL + key: value for key, value in entries.items()}),
-    )
-    yield (
-        "deep",
-        lambda path: (path / SINGLE).write_bytes(struct.pack("<Q", 200_000) + b"[" * 200_000),
-    )
+    yield ("renamed", in_header(lambda entries: {EVIL + key: value for key, value in entries.items()}))
+    yield ("deep", lambda path: (path / SINGLE).write_bytes(struct.pack("<Q", 200_000) + b"[" * 200_000))
     for number in (0, 1, 7, 2**24 + 1, 2**31, 2**40, 2**63, 2**64 - 1):
         yield f"length-{number}", length_of_header(number)
     yield "twice", _twice
@@ -282,12 +256,7 @@ def _tensors():
         yield f"nan-{name}", with_number(name, np.nan)
         yield f"inf-{name}", with_number(name, np.inf)
     block = "model.layers.0."
-    for name in (
-        "model.layers.2.input_layernorm.weight",
-        "extra",
-        f"{block}self_attn.q_proj.bias",
-        EVIL,
-    ):
+    for name in ("model.layers.2.input_layernorm.weight", "extra", f"{block}self_attn.q_proj.bias", EVIL):
         yield f"extra-{name[:30]!r}", also(name, np.ones(16, "<f4"))
     yield "codes", with_tensors(lambda arrays: None, code="I32")
 
@@ -413,10 +382,7 @@ def test_blocks_of_further_tokens_are_ignored_where_config_json_says_so(tmp_path
 def test_tensors_without_numbers_are_ignored(tmp_path):
     """transformers writes those of shared experts where n_shared_experts is 0."""
     path = folder(tmp_path / "model")
-    write(
-        path / SINGLE,
-        tensors() | {"model.layers.1.mlp.shared_experts.up_proj.weight": np.ones((0, 16))},
-    )
+    write(path / SINGLE, tensors() | {"model.layers.1.mlp.shared_experts.up_proj.weight": np.ones((0, 16))})
     done = attempted(tmp_path, "import", path, "--to", tmp_path / "to" / "run")
     assert done.exception is None and "ignored: 1 tensor" in done.output
 
@@ -473,10 +439,7 @@ def test_windows_by_a_pattern_longer_than_the_model_are_read_at_once():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            dict(num_attention_heads=4, num_key_value_heads=3),
-            "model.heads = 4 is not a multiple of",
-        ),
+        (dict(num_attention_heads=4, num_key_value_heads=3), "model.heads = 4 is not a multiple of"),
         (dict(head_dim=7), "attention.head_width = 7: "),
         (dict(rms_norm_eps=1.0), "gives model.eps = 1.0: "),
     ],

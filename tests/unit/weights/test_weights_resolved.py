@@ -13,13 +13,7 @@ from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.model.families.catalog import plan_of
 from mpitrain.plan.declared.family import FAMILIES
 from mpitrain.plan.settings.resolve import resolve
-from mpitrain.weights.keys import (
-    config_json,
-    keys_of,
-    plan_on_one_rank,
-    require_same_model,
-    with_keys,
-)
+from mpitrain.weights.keys import config_json, keys_of, plan_on_one_rank, require_same_model, with_keys
 
 VOCAB = 300
 SIZES = ("model.layers=4", "model.width=48", "model.heads=4", "model.ffn=60", f"model.vocab={VOCAB}")

@@ -65,11 +65,7 @@ def _elementwise_seconds(
 
 
 def _whole_matrices_seconds(
-    model: StepModel,
-    layout: StepLayout,
-    machine: MachineRates,
-    kind: OptimizerKind,
-    matrices: list[_Matrix],
+    model: StepModel, layout: StepLayout, machine: MachineRates, kind: OptimizerKind, matrices: list[_Matrix]
 ) -> float:
     """Return what an optimiser's matrices on a pipeline rank add to its update.
 

@@ -8,12 +8,7 @@ from mpitrain.plan.declared.step_layout import StepLayout
 from mpitrain.plan.predict.step_time.machine import MachineRates
 from mpitrain.plan.predict.step_time.optimizer_seconds import update_seconds
 from mpitrain.plan.predict.step_time.stage_seconds import StageSeconds, stages_of
-from mpitrain.plan.predict.step_time.step import (
-    message_seconds,
-    play_pipeline,
-    state_exposed,
-    table_of,
-)
+from mpitrain.plan.predict.step_time.step import message_seconds, play_pipeline, state_exposed, table_of
 from mpitrain.plan.predict.step_time.step_model import StepModel
 from mpitrain.schedules.actions import Action
 from mpitrain.schedules.play.timeline import Timeline
