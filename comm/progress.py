@@ -118,8 +118,8 @@ class Pending:
     def wait(self) -> Any:
         """Wait until the operation is complete and return its result.
 
-        Raises HangError after the time limit, MessageError for a message of another length than was due, and
-        DeliveryError for one that MPI failed to deliver.
+        Raises HangError after the time limit, MessageError for a message of another length than was
+        due, and DeliveryError for one that MPI failed to deliver.
         """
         self._progress.wait(self)
         return self._result

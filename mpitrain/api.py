@@ -199,9 +199,9 @@ class OpenRun:
     def steps(self) -> Iterator[dict]:
         """Run the steps that are left up to run.steps, each when it is asked for. Collective.
 
-        Yields what metrics.jsonl has of it. The loop may be left, and continued by another call; steps
-        after the last one saved (run.save_every) are lost with the block. A run that has to leave
-        early (a signal, its time) saves, and yields no more.
+        Yields what metrics.jsonl has of it. The loop may be left, and continued by another call;
+        steps after the last one saved (run.save_every) are lost with the block. A run that has to
+        leave early (a signal, its time) saves, and yields no more.
         """
         while (line := self._next_line()) is not None:
             yield line

@@ -560,8 +560,8 @@ def watch(runs: tuple[str, ...], terminal: bool, host: str, port: int, over: str
 def evaluate(guard: "Guard", request: EvaluationRequest) -> int:
     """Evaluate a step on texts and tasks: loss, perplexity, accuracies.
 
-    Under mpirun in the run's layout, or in another by --set, such as --set parallel.tp=2. The result is added
-    to RUN/evaluations.jsonl. RUN need not be trusted: no file outside it is read.
+    Under mpirun in the run's layout, or in another by --set, such as --set parallel.tp=2. The
+    result is added to RUN/evaluations.jsonl. RUN need not be trusted: no file outside it is read.
     """
     with entry.loading():
         from mpitrain.commands.evaluation.printed import main
@@ -613,9 +613,9 @@ def explain_config(key: str | None, run: str | None) -> None:
 def make_plan(request: PlanRequest) -> int:
     """Find the best layout for a model, a number of ranks and a machine, by predicted time and memory.
 
-    Keys that CONFIG or --set gives are kept. Degrees, schedule, ZeRO, microbatch, recomputation and the
-    kind of context parallelism are searched, and optimizer offload where nothing fits without it.
-    Nothing is run without --measure.
+    Keys that CONFIG or --set gives are kept. Degrees, schedule, ZeRO, microbatch, recomputation and
+    the kind of context parallelism are searched, and optimizer offload where nothing fits without
+    it. Nothing is run without --measure.
 
     mpitrain plan backtest ROWS.csv predicts published step times and prints the errors.
     """
@@ -641,9 +641,9 @@ def sweep(guard: "Guard", request: SweepRequest) -> int:
 
     Under mpirun on all its ranks: mpirun -n 4 mpitrain sweep --layout parallel.pp=2 --layout parallel.pp=4
 
-    Steps use random tokens; the first is not timed. Nothing is read or saved.
-    A layout that can't run is reported with the reason. --scaling runs the first 1, 2, 4, ... ranks,
-    while the others wait, and also prints efficiency and communication time.
+    Steps use random tokens; the first is not timed. Nothing is read or saved. A layout that can't
+    run is reported with the reason. --scaling runs the first 1, 2, 4, ... ranks, while the others
+    wait, and also prints efficiency and communication time.
     """
     from mpitrain.commands.plan.layout_sweep import sweep as sweep_layouts  # torch
     from mpitrain.commands.plan.scaling_sweep import sweep_ranks

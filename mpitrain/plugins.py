@@ -5,8 +5,8 @@
     run.loggers = ["my_loggers:Mine"]       a class, which a process beside the run imports
 
 To load a module is to run it. So only a name that the user typed in this command is loaded: in a
-configuration file of his own, in --set, or in the variable MPITRAIN_PLUGINS. The config.toml of a run
-directory is often a stranger's: a name that stands only there is refused (config.parse).
+configuration file of his own, in --set, or in the variable MPITRAIN_PLUGINS. The config.toml of a
+run directory is often a stranger's: a name that stands only there is refused (config.parse).
 """
 
 import importlib

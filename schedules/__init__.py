@@ -16,9 +16,9 @@ lowering/                         table -> every rank's program: messages, gradi
                                   over other axes, prefetch and reshard of ZeRO-3; and what waits
                                   for what
 families/                         gpipe, one_f_one_b, zero_bubble, interleaved, v_1f1b, zbv, dualpipe,
-                                  seq1f1b: orders drawn in docstrings; zb_auto, zbv_auto: the papers'
-                                  searches; searched: the shortest found for each placement; v_half:
-                                  built from a block (v_shape)
+                                  seq1f1b: orders drawn in docstrings; zb_auto, zbv_auto: the
+                                  papers' searches; searched: the shortest found for each placement;
+                                  v_half: built from a block (v_shape)
 search/                           the search for an order under a memory limit: the problem and its
                                   lower bound, a play by urgencies, their improvement, the polish
 family                            what a file in families/ defines: ScheduleFamily

@@ -4,14 +4,14 @@
     layout    the ranks that have a place in the layout, in its order: the world of a run
 
     a death   MPI raises an error on some ranks that wait for the dead one. Each of them revokes all its
-              communicators, which raises one on the ranks that wait for it, and so on: nobody is left
-              waiting. Ranks that compute find out at their next message
+              communicators, which raises one on the ranks that wait for it, and so on: nobody is
+              left waiting. Ranks that compute find out at their next message
     the end   of a round: all agree whether it ended well
     repair    all shrink `all` to those that live, and spares get the places of the dead; where these
               are too few, there are fewer places, and ranks with the last ones move
 
-Who has which place follows from the places before and from who lives, which MPI has all agree on: no
-message tells it. A death during a repair is one of the next round.
+Who has which place follows from the places before and from who lives, which MPI has all agree on:
+no message tells it. A death during a repair is one of the next round.
 """
 
 import os

@@ -219,8 +219,8 @@ class Actor:
     def score(self, microbatches: list[Microbatch]) -> dict[int, torch.Tensor]:
         """Return the loss and the likeliest token of each position, [2, B, T], without gradients.
 
-        By the number of the microbatch; on ranks of the last stage alone. Collective over all ranks:
-        before the next program they have to wait for one another.
+        By the number of the microbatch; on ranks of the last stage alone. Collective over all
+        ranks: before the next program they have to wait for one another.
         """
         self._lend(EVALUATION)
         scored = [replace(microbatch, scoring=True) for microbatch in microbatches]

@@ -161,9 +161,9 @@ def _idle(
 ) -> dict[str, float]:
     """Return how long a GPU did nothing, from its first to its last work, by what it waited for.
 
-    What ends a gap says why: it was queued before, and came after messages on another stream; or the host
-    launched it late, from a computation, from an instruction that waits for ranks, or between two steps,
-    where tokens are read. work: of the GPU, see _device_times().
+    What ends a gap says why: it was queued before, and came after messages on another stream; or
+    the host launched it late, from a computation, from an instruction that waits for ranks, or
+    between two steps, where tokens are read. work: of the GPU, see _device_times().
     """
     idle = Counter[str]()
     over = math.inf  # when all before is over

@@ -1,7 +1,7 @@
 """Why a rank has to leave: signals that ask it to, or the end of its job's time.
 
-Steps end with a checkpoint first (training/early_exit.py); a second request where there is nothing to
-save, a second Ctrl-C, and a third request anywhere end the job at once.
+Steps end with a checkpoint first (training/early_exit.py); a second request where there is nothing
+to save, a second Ctrl-C, and a third request anywhere end the job at once.
 """
 
 import signal

@@ -1,7 +1,7 @@
 """A rank's end of its connection to the watchdog of its node: greeting it, being watched, reporting.
 
-A rank continues a watchdog that is stopped, has another in place of one that was killed, and prints a
-report itself that the watchdog doesn't.
+A rank continues a watchdog that is stopped, has another in place of one that was killed, and prints
+a report itself that the watchdog doesn't.
 """
 
 import os

@@ -73,8 +73,8 @@ def judged_job(
 ) -> tuple[Plan, list[str]]:
     """Return the plan of a job's run, and what is said of its layout, advice included.
 
-    This computer isn't the one that will run it: without run.machine or memory.limit_gb the layout is the
-    default. Raises ConfigError for one that these have no room for.
+    This computer isn't the one that will run it: without run.machine or memory.limit_gb the layout
+    is the default. Raises ConfigError for one that these have no room for.
     """
     given = settings.read(path, overrides)
     ranks = _ranks_of_layout(num_nodes, node_ranks, given.config.recovery.spares)

@@ -136,8 +136,8 @@ def all_documents(
 def list_parts(corpus: Corpus, each: Callable[[str], object]) -> tuple[Listing, list[int]]:
     """Return the files of all sources, those of one after those of another, and how many each has.
 
-    A file with the content of an earlier one is left out. Raises DataError for a source of which none
-    is left.
+    A file with the content of an earlier one is left out. Raises DataError for a source of which
+    none is left.
     """
     found = [list_unique(SOURCES.find(part.source), part.path, corpus.key, each) for part in corpus.parts]
     if len(found) == 1:

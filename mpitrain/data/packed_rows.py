@@ -145,8 +145,8 @@ class BlockPlan(NamedTuple):
 def long_outside(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the pieces of a row with the longest first and last, the shortest in the middle.
 
-    With context parallelism a rank has an early chunk of a row and its mirror image: of such rows all
-    have about equal work, whatever their number is.
+    With context parallelism a rank has an early chunk of a row and its mirror image: of such rows
+    all have about equal work, whatever their number is.
     """
     by_length = sorted(pieces, key=lambda piece: piece[1] - piece[0])
     return by_length[::2][::-1] + by_length[1::2]

@@ -31,8 +31,8 @@ def _kept() -> int:
 def library_calls(refused: Callable[[str], Exception] = LibraryFailure) -> Iterator[None]:
     """Raise what `refused` makes of an error of the library: an Exception, or a panic, which is none.
 
-    A panic prints some forty lines to descriptor 2, which leads elsewhere meanwhile. What others have
-    written there is written again, unless it is a panic's.
+    A panic prints some forty lines to descriptor 2, which leads elsewhere meanwhile. What others
+    have written there is written again, unless it is a panic's.
     """
     panic = False
     console = os.dup(STDERR)

@@ -1,8 +1,8 @@
 """The order of an epoch: a permutation of its windows, a pure function of (seed, epoch).
 
 feistel  The window of a place is computed where it is asked for, in constant memory. A keyed Feistel
-         network permutes a square of cells that is a little larger than the number of windows; a cell
-         that is no window goes through the network again until it is one (cycle walking).
+         network permutes a square of cells that is a little larger than the number of windows; a
+         cell that is no window goes through the network again until it is one (cycle walking).
          Black and Rogaway, Ciphers with Arbitrary Finite Domains (CT-RSA 2002), methods 2 and 3.
 sorted   Random keys are sorted: 16 bytes for each window of the epoch, on every rank. Checkpoints from
          before there was another order resume in this one.

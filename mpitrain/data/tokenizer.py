@@ -22,8 +22,8 @@ class Tokenizer(Protocol):
     begin_of_text: the same, before each.
     older_end_of_text: that of tokens of form 1.
     unknown: the id of what it has no token for.
-    stray_byte: with byte fallback, the id of a byte that can't begin a character; None: a text's last
-    character alone can still change.
+    stray_byte: with byte fallback, the id of a byte that can't begin a character; None: a text's
+    last character alone can still change.
     description: which these are, for a line.
     memory_per_byte: what it takes for each byte of a text, at most.
     memory: what it takes itself, about.

@@ -133,9 +133,9 @@ class FileTokenizer:
     def _rows_needed(self, ids: Mapping[str, int], put_there: Collection[int]) -> int:
         """Return the rows of an embedding that texts need: one more than the highest id of any.
 
-        No text becomes a special token, unless that is among the model's own words. Published models have
-        fewer rows than their tokenizer has ids where the last ones stand for images (Gemma 3's 1B: 262,144
-        rows, ids up to 262,144).
+        No text becomes a special token, unless that is among the model's own words. Published
+        models have fewer rows than their tokenizer has ids where the last ones stand for images
+        (Gemma 3's 1B: 262,144 rows, ids up to 262,144).
         put_there: tokens between documents and before them, and the one for the unknown.
         """
         own = set(self._tokenizer.get_vocab(with_added_tokens=False).values())

@@ -1,8 +1,8 @@
 """What a start knows of prepared tokens without reading them.
 
-Digests are computed when tokens are prepared or copied. A later start takes a file for the same if its inode,
-size and time of change are those of then, as git does. What lies in these files counts only if the user's own
-process wrote it.
+Digests are computed when tokens are prepared or copied. A later start takes a file for the same if
+its inode, size and time of change are those of then, as git does. What lies in these files counts
+only if the user's own process wrote it.
 
     verified.json    what was verified, and a Stamp of each file
     copies.bin       copies of held-out documents: xxh3-128 of its key and the numbers, then the numbers

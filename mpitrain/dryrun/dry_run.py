@@ -63,8 +63,8 @@ NOTHING = "a dry run saves nothing"
 class DryRunOptions:
     """share: of the length of each message.
 
-    tflops, machine: the rate of computations, or the machine that predicts their time. Both None: they
-    take none.
+    tflops, machine: the rate of computations, or the machine that predicts their time. Both None:
+    they take none.
     """
 
     steps: int = 3

@@ -19,8 +19,8 @@ def on_host(length: int, dtype: torch.dtype, device: torch.device) -> torch.Tens
 def on_device(numbers: np.ndarray, device: torch.device) -> torch.Tensor:
     """Return numbers that the host has as a tensor on a device.
 
-    A GPU fetches them from pinned memory, when it comes round to it: from other memory the host would
-    wait until it has.
+    A GPU fetches them from pinned memory, when it comes round to it: from other memory the host
+    would wait until it has.
     """
     tensor = torch.from_numpy(numbers)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -161,8 +161,8 @@ def _products(
 ) -> list[list[float]]:
     """Return FLOP/s of each group of products, as they were if these were large.
 
-    A product is y = x W^T, the gradient of x and, added, the gradient of W. Groups take turns, so that one
-    isn't measured in a slow second alone.
+    A product is y = x W^T, the gradient of x and, added, the gradient of W. Groups take turns, so
+    that one isn't measured in a slow second alone.
     """
     make = _fp8_product if dtype == "fp8" else _in_place
     tiles = OF_GPU if device.type == "cuda" else OF_CPU

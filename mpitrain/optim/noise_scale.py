@@ -1,8 +1,8 @@
 """The gradient noise scale (McCandlish et al. 2018, arXiv:1812.06162, appendix A.1), of one step.
 
-A step's gradients are summed over shards of its batch: data ranks, or their microbatches where each is
-reduced apart. Shard i has n_i of the N targets, and the gradient g_i of its summed loss. If the true
-gradient of a target is G, and the trace of its covariance S, then
+A step's gradients are summed over shards of its batch: data ranks, or their microbatches where each
+is reduced apart. Shard i has n_i of the N targets, and the gradient g_i of its summed loss. If the
+true gradient of a target is G, and the trace of its covariance S, then
 
     E |g_i|^2      =  n_i^2 |G|^2 + n_i S
 
@@ -14,8 +14,8 @@ and with g, the sum of all g_i, and Q, the sum of all n_i^2,
 so |G|^2 = (|g|^2 - sum |g_i|^2) / (N^2 - Q) and S = (sum |g_i|^2 - Q |G|^2) / N are unbiased. Of k
 equal shards they are those of the paper, with B_big = N and B_small = N / k.
 
-Their ratio S / |G|^2 is the noise scale: the batch, in tokens, beyond which a larger one gains little.
-Each is noisy, so that means over many steps are divided, not the steps' own ratios.
+Their ratio S / |G|^2 is the noise scale: the batch, in tokens, beyond which a larger one gains
+little. Each is noisy, so that means over many steps are divided, not the steps' own ratios.
 """
 
 from collections.abc import Iterable

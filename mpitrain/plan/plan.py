@@ -8,8 +8,8 @@
     axes      which ranks share what (plan/axes.py)
     sizes     how much of a microbatch a rank has (plan/declared/layer.py)
 
-Each part is made when it is first asked for. Ranks that differ only in their place along tp, cp or dp
-are described once.
+Each part is made when it is first asked for. Ranks that differ only in their place along tp, cp or
+dp are described once.
 """
 
 import dataclasses

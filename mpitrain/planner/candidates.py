@@ -44,8 +44,8 @@ class SearchSpace(NamedTuple):
     """A configuration whose layout is open, and what it is for.
 
     given: with a batch. fixed: keys of KEYS that stay as given. vocab, needed: as resolve() takes
-    them. expert_load: as stated or replayed, of all layouts. may_offload: memory.offload is open, and
-    of a GPU, whose host has memory of its own.
+    them. expert_load: as stated or replayed, of all layouts. may_offload: memory.offload is open,
+    and of a GPU, whose host has memory of its own.
     """
 
     given: Config
@@ -105,8 +105,8 @@ def candidates(space: SearchSpace, model: StepModel) -> Iterator[Config]:
 def _by_kind(space: SearchSpace, model: StepModel, config: Config) -> Iterator[Config]:
     """Yield a configuration with each kind of cp and of ZeRO-3's gathers that can matter.
 
-    ring isn't tried: it sends what zigzag does, and leaves causal attention unbalanced. Ulysses isn't
-    beyond a rank's key-value heads: it would send copies of them.
+    ring isn't tried: it sends what zigzag does, and leaves causal attention unbalanced. Ulysses
+    isn't beyond a rank's key-value heads: it would send copies of them.
     """
     parallel, batch = config.parallel, config.batch
     contexts: tuple[str, ...] = (parallel.context,)

@@ -110,8 +110,8 @@ def choose_layouts(
 ) -> PlannedLayouts:
     """Return the layouts that fit.
 
-    node_ranks: that are on a node, 0 for the machine's. changed: figures of the machine that are others.
-    Raises ConfigError if none fits.
+    node_ranks: that are on a node, 0 for the machine's. changed: figures of the machine that are
+    others. Raises ConfigError if none fits.
     """
     given, origins = loaded
     limit = _limit(given, ranks, node_ranks)

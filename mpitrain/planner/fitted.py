@@ -1,7 +1,7 @@
 """The constant of a system, fitted to published steps: the logarithm of how much longer its steps take.
 
-It begins with what other systems of the GPU say, which counts as some steps do; steps of other numbers, or
-with experts, count little.
+It begins with what other systems of the GPU say, which counts as some steps do; steps of other
+numbers, or with experts, count little.
 """
 
 import math

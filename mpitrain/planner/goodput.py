@@ -1,7 +1,7 @@
 """How long a training takes with failures: what a save costs, how often to save, what is left.
 
-Young (CACM 17, 1974) and Daly (FGCS 22, 2006): the best interval is sqrt(2 stall mtbf). A save in the
-background stops training for the copy alone, and has to end before the next one begins.
+Young (CACM 17, 1974) and Daly (FGCS 22, 2006): the best interval is sqrt(2 stall mtbf). A save in
+the background stops training for the copy alone, and has to end before the next one begins.
 """
 
 import math
@@ -49,8 +49,8 @@ class SaveTimes(NamedTuple):
 class Goodput(NamedTuple):
     """days, gpu_hours: without failures.
 
-    save_s: of a save, stall_s: of them training stands still. save_every_s: the best interval. restart_s:
-    from a failure until the job trains again. share: of time that trains.
+    save_s: of a save, stall_s: of them training stands still. save_every_s: the best interval.
+    restart_s: from a failure until the job trains again. share: of time that trains.
     """
 
     steps: int

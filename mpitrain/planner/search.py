@@ -72,9 +72,9 @@ class Tried(NamedTuple):
 class SearchResult(NamedTuple):
     """What a search found.
 
-    ranked: fastest first, predicted as they are asked for. example: what a run says of the first one that
-    it refuses. every: all layouts that were looked at. left_out: after formulas, and why. least: returns the
-    seconds that a step of a layout takes at least.
+    ranked: fastest first, predicted as they are asked for. example: what a run says of the first
+    one that it refuses. every: all layouts that were looked at. left_out: after formulas, and why.
+    least: returns the seconds that a step of a layout takes at least.
     """
 
     ranked: Iterator[Candidate]
@@ -127,8 +127,8 @@ def _ranked(
 ) -> Iterator[Candidate]:
     """Yield layouts by the time of their played steps: none is played before it is its turn.
 
-    One that gathers inputs again or offloads takes at least what its plain one takes: until its turn comes
-    that bounds it.
+    One that gathers inputs again or offloads takes at least what its plain one takes: until its
+    turn comes that bounds it.
     """
     fitting = [(tried.config, tried.layout) for tried in every if tried.layout and not tried.reason]
     layouts = dict.fromkeys(layout for _, layout in fitting)  # in their order: neighbours share what is kept

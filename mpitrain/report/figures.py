@@ -131,8 +131,8 @@ def _figure(title: str, below: str, height: int = 260, **given: Any) -> Any:
 def timeline(events: Sequence[Instruction], stages: Sequence[Mapping[str, float]]) -> Any:
     """Return a step over all ranks: a row each, a box an instruction, below it what it waited for by axis.
 
-    stages: predicted seconds of each stage by kind of instruction, if they are known. Where more than
-    MOST_BOXES instructions are in view, a picture stands for them.
+    stages: predicted seconds of each stage by kind of instruction, if they are known. Where more
+    than MOST_BOXES instructions are in view, a picture stands for them.
     """
     rows = {place: row for row, place in enumerate(sorted({(e.pid, e.tid) for e in events}))}
     height = min(900, 120 + 26 * len(rows))

@@ -1,7 +1,7 @@
 """The page of runs under way, served over HTTP: what it reads are their run directories alone.
 
-Two addresses are answered, /TOKEN/ with the page and /TOKEN/state with what is new; no address is ever
-taken for the name of a file. Clients are few, and none of them is waited for long.
+Two addresses are answered, /TOKEN/ with the page and /TOKEN/state with what is new; no address is
+ever taken for the name of a file. Clients are few, and none of them is waited for long.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """One HTML file with the figures of some runs and their tables.
 
-It needs no network, and its policy refuses any: the library's script stands in it. All texts of a run
-are quoted. A figure is drawn when it is scrolled to: a phone takes a second for some.
+It needs no network, and its policy refuses any: the library's script stands in it. All texts of a
+run are quoted. A figure is drawn when it is scrolled to: a phone takes a second for some.
 """
 
 import json

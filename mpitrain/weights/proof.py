@@ -1,6 +1,6 @@
 """The proof of an export: its files are read back by the way in, and every chunk of a weight has to have the
-digest of the checkpoint's numbers after the one cast that is stated. One that hasn't, or of which none is
-known, is compared number by number.
+digest of the checkpoint's numbers after the one cast that is stated. One that hasn't, or of which
+none is known, is compared number by number.
 """
 
 import math

@@ -45,8 +45,8 @@ def simulate(
     """Play a schedule; return its Timeline. Raises ScheduleError if it can't be played to its end.
 
     schedule: a table, whose messages are then added, or the lowered programs of all ranks.
-    cost: time of each instruction, or of each kind; absent, F, I, W and R take 1 and B 2. A part takes
-    its equal share of the whole.
+    cost: time of each instruction, or of each kind; absent, F, I, W and R take 1 and B 2. A part
+    takes its equal share of the whole.
     """
     programs = with_messages(schedule) if isinstance(schedule, Table) else schedule
     return _Player(programs, cost if callable(cost) else _by_kind(programs, cost or UNIT), link).play()

@@ -114,8 +114,8 @@ def is_shorter(plan: TimedOrder, other: TimedOrder) -> bool:
 class OrderedPlay:
     """Plays ranks in a given order, each computation as early as possible.
 
-    overlap: W isn't in the order, and goes where a rank waits or has no room; it is begun if no more
-    than this share of it is left when the message arrives. None: W is in the order.
+    overlap: W isn't in the order, and goes where a rank waits or has no room; it is begun if no
+    more than this share of it is left when the message arrives. None: W is in the order.
     longest: a plan that takes longer is given up where that is seen.
     """
 

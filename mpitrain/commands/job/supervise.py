@@ -87,8 +87,8 @@ def main(
     config, overrides: of the run that it starts.  say: prints a line.
     nodes: of an allocation with spares; srun starts `command` on some that answer.
 
-    It isn't started again after bad input, nor where somebody asked it to leave. A run that left for
-    others in place of a slow node is.
+    It isn't started again after bad input, nor where somebody asked it to leave. A run that left
+    for others in place of a slow node is.
     """
     with _Launches() as launches:
         _leaves_out(nodes, config, overrides, say)

@@ -92,8 +92,8 @@ def layout_rows(found: SearchResult, chosen: Sequence[StepLayout], middle: float
     """Return all layouts that were looked at, as rows of a CSV.
 
     chosen: those of the answer, in its order. middle: what steps take over what is predicted.
-    least_seconds: a bound of what the simulated schedule takes; a layout that is left out for its memory
-    has none.
+    least_seconds: a bound of what the simulated schedule takes; a layout that is left out for its
+    memory has none.
     """
     places = {layout: number for number, layout in enumerate(chosen, start=1)}
     rows = []

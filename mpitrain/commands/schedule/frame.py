@@ -1,7 +1,7 @@
 """The frame of a picture: title, numbers and legend on top, and below them axes as wide as the picture.
 
-Needs matplotlib. Measures are inches, fixed from the top and the left, so that nothing is cut off at
-any size; wide pictures have larger letters.
+Needs matplotlib. Measures are inches, fixed from the top and the left, so that nothing is cut off
+at any size; wide pictures have larger letters.
 """
 
 from collections.abc import Callable

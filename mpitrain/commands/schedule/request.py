@@ -22,8 +22,8 @@ class Request(NamedTuple):
     """A schedule of the catalogue, or of a file, and its size.
 
     options: times and memory are for every schedule; only the automatic ones also plan with them.
-    stage_times_of: instead of equal shares of the times, as a run measured them. error: the share by which
-    they may be wrong.
+    stage_times_of: instead of equal shares of the times, as a run measured them. error: the share
+    by which they may be wrong.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Tables of Parquet and Arrow: each row a document, the text or the ids under a column.
 
-A folder of the datasets library (save_to_disk) has its files in state.json. pyarrow, which is written
-in C++, reads in a child with limits (data/table_reader.py).
+A folder of the datasets library (save_to_disk) has its files in state.json. pyarrow, which is
+written in C++, reads in a child with limits (data/table_reader.py).
 """
 
 import json

@@ -150,8 +150,8 @@ class Experts(Layer):
     def _returning(self, sizes: Sizes) -> Working:
         """Return the bytes of a row on its way back to its token (parallel/expert/exchange.py).
 
-        It is there as it was made, in the order of the ranks, and as it came back. In a backward its
-        gradient and the factors of the weights' gradients stay meanwhile. Numbers of fp8 are
+        It is there as it was made, in the order of the ranks, and as it came back. In a backward
+        its gradient and the factors of the weights' gradients stay meanwhile. Numbers of fp8 are
         fp32 where they arrive, and so are their scales and the products of both.
         """
         dispatch = Dispatch(sizes.config, sizes.segments)

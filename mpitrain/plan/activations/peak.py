@@ -22,9 +22,9 @@ class PeakBytes(NamedTuple):
 def peak_of(instructions: Sequence[Action], table: Table, stages: Mapping[int, Activations]) -> PeakBytes:
     """Return what a rank holds at most.
 
-    Of a pair the forward keeps as much more as the backward has done with: both take turns, block by
-    block, so the larger of the two is there, and what each holds beside what it keeps. A process has
-    both for a while, for memory that one has done with isn't where the other wants it.
+    Of a pair the forward keeps as much more as the backward has done with: both take turns, block
+    by block, so the larger of the two is there, and what each holds beside what it keeps. A process
+    has both for a while, for memory that one has done with isn't where the other wants it.
     """
     player = _MemoryPlayer(instructions, table, stages)
     kept = recorded = working = 0

@@ -128,8 +128,8 @@ class Transients:
     def _product(self, blocks: Sequence[Sequence[Placed]]) -> int:
         """Return the bytes of the weight gradient of which most is made beside its sum.
 
-        A GPU adds as it multiplies. So does a CPU in fp32 where MKL is fast: there, by 16 MiB at most,
-        this is too much, for a plan doesn't know where it will run.
+        A GPU adds as it multiplies. So does a CPU in fp32 where MKL is fast: there, by 16 MiB at
+        most, this is too much, for a plan doesn't know where it will run.
         """
         if self.sizes.on_gpu:
             return 0

@@ -52,8 +52,8 @@ def thousands(value: float) -> str:
 def aligned(rows: Sequence[tuple[str, ...]], width: int | None = None) -> str:
     """Return rows as lines, names to the left and numbers to the right.
 
-    width: columns that there are; None: those of the user's terminal, 0: any. What is wider becomes several
-    tables, which all have the first column; a last column of texts is wrapped.
+    width: columns that there are; None: those of the user's terminal, 0: any. What is wider becomes
+    several tables, which all have the first column; a last column of texts is wrapped.
     """
     room = columns() if width is None else width
     lengths = [max(map(len, column)) for column in zip(*rows)]

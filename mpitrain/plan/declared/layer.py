@@ -1,7 +1,7 @@
 """What a layer says of itself, once: shapes, memory, FLOPs, what it sends. model/layers/ has the layers.
 
-Integers only. Buckets, stages and their balance, predictions and checkpoints follow from it; from the
-items that a layer builds, what is computed.
+Integers only. Buckets, stages and their balance, predictions and checkpoints follow from it; from
+the items that a layer builds, what is computed.
 """
 
 from abc import abstractmethod
@@ -35,8 +35,8 @@ class Working(NamedTuple):
 class Layer(Protocol):
     """A part of a block, or an end of the model. Counts are of one token or of one microbatch on one rank.
 
-    The defaults are those of a layer of products that treats each position alone. A layer of a user's own
-    may inherit from this class, or have its methods only.
+    The defaults are those of a layer of products that treats each position alone. A layer of a
+    user's own may inherit from this class, or have its methods only.
     """
 
     @property

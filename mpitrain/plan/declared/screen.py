@@ -41,8 +41,8 @@ def columns(stream: TextIO | None = None) -> int:
 def folded(text: str, width: int) -> str:
     """Break lines that are longer than `width` columns between words.
 
-    A continuation is indented to where its text begins; commands continue after a backslash. A word that is
-    longer stays whole, and JSON as it is. width: 0 for lines of any length.
+    A continuation is indented to where its text begins; commands continue after a backslash. A word
+    that is longer stays whole, and JSON as it is. width: 0 for lines of any length.
     """
     if not width or text.startswith(("{", "[\n")) or all(len(line) <= width for line in text.split("\n")):
         return text

@@ -48,10 +48,10 @@ class StepLayout(NamedTuple):
     proper again though no scores are kept.
     stages: blocks of each, as pipeline.stages; None: balanced.
     longest: microbatches of the data rank that has most; 0: all have as many.
-    expert_load: as stated or replayed; None: as it is estimated for a machine. capacity: rows that an
-    expert takes of a rank's, over the mean; 0: all. awaits: how long a host
-    takes for each kernel that it launches after it has waited for the number of experts' rows, over a
-    launch; 0: their number is fixed.
+    expert_load: as stated or replayed; None: as it is estimated for a machine. capacity: rows that
+    an expert takes of a rank's, over the mean; 0: all. awaits: how long a host takes for each
+    kernel that it launches after it has waited for the number of experts' rows, over a launch; 0:
+    their number is fixed.
     """
 
     ranks: int

@@ -144,8 +144,8 @@ def buckets_of(
     """Return the buckets of a stage.
 
     Those of the parts; one of what is counted (plan/division/domains.py), for its few numbers are
-    padded to blocks of every shard; the tied embedding's; those of copies that have part of a gradient
-    each.
+    padded to blocks of every shard; the tied embedding's; those of copies that have part of a
+    gradient each.
 
     The last are norms with sequence parallelism and repeated key-value heads, whose copies are
     summed over the tensor-parallel axis. Where the pipeline has two copies of the model, each

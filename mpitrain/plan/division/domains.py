@@ -1,8 +1,8 @@
 """Over which axes the state of a bucket is divided: its domain. Names and integers only.
 
 Parameters that all data ranks share are divided over other ranks than those that only some have.
-Everything that ZeRO divides (weights, gradients, the optimiser's state, what a rank saves and counts)
-asks the bucket's domain.
+Everything that ZeRO divides (weights, gradients, the optimiser's state, what a rank saves and
+counts) asks the bucket's domain.
 """
 
 from collections.abc import Callable

@@ -99,8 +99,8 @@ class SequencePlacement:
     def order(self, documents_T: np.ndarray) -> np.ndarray:
         """Return the positions of a row in the order in which chunks have shares of its documents, [T].
 
-        documents_T: the document of each position. Those that are too short aren't divided: they fill
-        the chunks up, side by side.
+        documents_T: the document of each position. Those that are too short aren't divided: they
+        fill the chunks up, side by side.
         """
         begins = np.flatnonzero(np.diff(documents_T, prepend=-1))
         lengths = np.diff(begins, append=self.sequence)
@@ -185,8 +185,8 @@ class SequencePlacement:
 def placement_of(kind: str, sequence: int, size: int, heads: int, kv_heads: int) -> SequencePlacement:
     """Return where the positions of a sequence are for a kind of attention.
 
-    It sends nothing. heads, kv_heads: of a rank of tp, the second divides the first.
-    Raises ConfigError for what can't work: with ulysses every rank needs the same number of query heads,
+    It sends nothing. heads, kv_heads: of a rank of tp, the second divides the first. Raises
+    ConfigError for what can't work: with ulysses every rank needs the same number of query heads,
     and whole groups or a part of one.
     """
     fitting = [c for c in range(1, heads + 1) if heads % c == 0 and (kv_heads % c == 0 or c % kv_heads == 0)]

@@ -47,8 +47,8 @@ FIRST = (0, 0)  # of the axes tp and experts
 def held_by(plan: Plan, rank: int, place: tuple[int, int] = FIRST) -> dict[int, HeldStage]:
     """Return the stages of a pipeline rank, by their number in the table.
 
-    place: ranks on the axes tp and experts; what doesn't divide, such as a vocabulary, makes buffers of
-    other lengths on some of these.
+    place: ranks on the axes tp and experts; what doesn't divide, such as a vocabulary, makes
+    buffers of other lengths on some of these.
     """
     stages: dict[int, HeldStage] = {}
     embedding: Buffer | None = None

@@ -2,8 +2,8 @@
 
 Cheapest first: settings that send no more, then what is quickly computed again, then sums after
 each microbatch, blocks that are computed again, and weights that are fetched for each use. Where
-none of them is enough, two together: a stage of ZeRO, and another setting. A change names each key that has
-to change with it, so it can be given as it is said.
+none of them is enough, two together: a stage of ZeRO, and another setting. A change names each key
+that has to change with it, so it can be given as it is said.
 """
 
 import itertools

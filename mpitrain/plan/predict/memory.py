@@ -73,8 +73,8 @@ PARTS = MemoryUsage._fields
 def predict(plan: Plan, shards: Mapping[str, int] | None = None, on_gpu: bool = False) -> list[MemoryUsage]:
     """Return what a rank of each pipeline rank holds, the first of its tensor-parallel axis.
 
-    shards: its part of a state that is divided, by domain; None: the one that holds most, for padding
-    differs. on_gpu: it computes on one, whether or not run.device asks for that.
+    shards: its part of a state that is divided, by domain; None: the one that holds most, for
+    padding differs. on_gpu: it computes on one, whether or not run.device asks for that.
     """
     return [predict_rank(plan, rank, shards, on_gpu) for rank in range(plan.config.parallel.pp)]
 
@@ -84,8 +84,8 @@ def predict_rank(
 ) -> MemoryUsage:
     """Return what a rank of one pipeline rank holds, as predict() does of all.
 
-    As few microbatches as show it are played. Where ranks hold all, one turn of the pipeline more shows
-    what each adds.
+    As few microbatches as show it are played. Where ranks hold all, one turn of the pipeline more
+    shows what each adds.
     """
     few = plan.shortest
     held = _played(few, rank, shards, on_gpu)

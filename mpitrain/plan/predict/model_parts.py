@@ -1,7 +1,7 @@
 """What a model is made of: parameters and FLOPs by part, and activations of a block by formula.
 
-FLOPs are those of a training step: six for each weight that a token is multiplied with, and the scores of
-attention, of which a causal mask leaves half.
+FLOPs are those of a training step: six for each weight that a token is multiplied with, and the
+scores of attention, of which a causal mask leaves half.
 """
 
 from collections import defaultdict

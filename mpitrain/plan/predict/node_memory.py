@@ -15,9 +15,9 @@ from mpitrain.plan.predict.memory import moment_bytes, predict_rank, weights_of_
 def require_memory(plan: Plan, training: bool = True) -> None:
     """Raise ConfigError if a rank's share can't fit into this node.
 
-    The share is that of the largest stage: weights, gradients and moments; without training, weights.
-    The tensor-parallel ranks of a stage are on one node, and have it all together; those of its
-    experts can be on others.
+    The share is that of the largest stage: weights, gradients and moments; without training,
+    weights. The tensor-parallel ranks of a stage are on one node, and have it all together; those
+    of its experts can be on others.
     """
     config = plan.config
     stages = plan.stages

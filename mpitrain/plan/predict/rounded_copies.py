@@ -1,9 +1,9 @@
 """What sums of gradients over data ranks hold besides the buffers: copies in 16 bits (precision.reduce),
 or the subtrees of other ranks (actor/reductions.py).
 
-A copy is there from REDUCE until the sum, which arrives in it, has been taken over. No more than TOGETHER
-sums that have one are under way on a rank (actor/reductions.py). Without rounding a sum arrives in the
-buffer itself.
+A copy is there from REDUCE until the sum, which arrives in it, has been taken over. No more than
+TOGETHER sums that have one are under way on a rank (actor/reductions.py). Without rounding a sum
+arrives in the buffer itself.
 """
 
 from mpitrain.plan.declared.parameters import itemsizes_of

@@ -27,8 +27,8 @@ def num_microbatches(config: ResolvedConfig) -> int:
 def fewest_microbatches(config: ResolvedConfig) -> int:
     """Return how many microbatches show what a step of all of them holds.
 
-    After the warm-up a schedule repeats itself. All are needed where it isn't known that it does, and for
-    sums in a tree, which is deeper with more.
+    After the warm-up a schedule repeats itself. All are needed where it isn't known that it does,
+    and for sums in a tree, which is deeper with more.
     """
     number = num_microbatches(config)
     if not _repeats_itself(config):

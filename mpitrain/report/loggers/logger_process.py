@@ -1,7 +1,7 @@
 """A logger's process: it follows metrics.jsonl until its parent, rank 0, closes its stdin or is gone.
 
-It runs at the lowest priority. Its last word, why it failed, goes to the pipe that was its stdout; what
-the logger's library prints is dropped.
+It runs at the lowest priority. Its last word, why it failed, goes to the pipe that was its stdout;
+what the logger's library prints is dropped.
 """
 
 import fcntl

@@ -46,8 +46,8 @@ class Busy(NamedTuple):
 class Stragglers:
     """Watches for slow ranks and links. say: on rank 0.
 
-    unhealthy_node: one that has been slow for long enough to be replaced (recovery.replace_slow), alike on
-    all ranks.
+    unhealthy_node: one that has been slow for long enough to be replaced (recovery.replace_slow),
+    alike on all ranks.
     """
 
     def __init__(self, plan: Plan, mesh: Mesh, world: World, say: Callable[[str], None]):

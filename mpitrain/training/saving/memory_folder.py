@@ -81,8 +81,8 @@ class Manifest(msgspec.Struct, frozen=True):
 class CopyFile:
     """The copies of one part of the state in memory, each of `num_bytes` bytes, of which the first are used.
 
-    Before each copy: its step twice, the bytes of its meta, the digests of its used bytes, and of its meta
-    with the manifest.
+    Before each copy: its step twice, the bytes of its meta, the digests of its used bytes, and of
+    its meta with the manifest.
     """
 
     def __init__(self, memory: mmap.mmap, num_bytes: int, used_bytes: int):

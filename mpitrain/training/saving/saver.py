@@ -169,8 +169,8 @@ def about_steps(actor: Actor, world: World) -> StepInfo:
 class Saver:
     """Saves steps of an actor. Every call, and construction, is collective over all ranks.
 
-    A shard comes from each rank that is the first to have its part of a domain's state, or from the first
-    of a group of ranks (run.shards).
+    A shard comes from each rank that is the first to have its part of a domain's state, or from the
+    first of a group of ranks (run.shards).
     resumed: the checkpoint that the run resumes from.
     say: prints a line on the first rank.
     last: how the last save went.

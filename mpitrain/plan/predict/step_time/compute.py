@@ -62,8 +62,8 @@ def core_seconds(
 ) -> float:
     """Return the seconds of attention proper: of a flash kernel, or of products and passes over scores.
 
-    The backward of a flash kernel has 2.5 times the FLOPs (arXiv:2205.14135, section 3). A CPU's rates are
-    those of the kernel that it takes, with scores or without.
+    The backward of a flash kernel has 2.5 times the FLOPs (arXiv:2205.14135, section 3). A CPU's
+    rates are those of the kernel that it takes, with scores or without.
     """
     if not core.flops:
         return 0.0

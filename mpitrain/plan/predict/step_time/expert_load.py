@@ -1,7 +1,7 @@
 """How unevenly tokens load experts: rows of the rank of ep that has most, over the mean.
 
-The others of ep wait for that rank in each block. The load is stated (run.expert_load), counted in a
-routing trace (experts.replay), or an estimate.
+The others of ep wait for that rank in each block. The load is stated (run.expert_load), counted in
+a routing trace (experts.replay), or an estimate.
 """
 
 import math

@@ -269,8 +269,8 @@ class MachineRates(NamedTuple):
     def with_ranks_per_node(self, count: int) -> "MachineRates":
         """Return the same node with so many ranks on it; 0: as it is.
 
-        More ranks of a CPU's divide its memory. Of fewer each has no more than the file says: that can be
-        an estimate of one rank. They have one card to other nodes; GPUs have one each.
+        More ranks of a CPU's divide its memory. Of fewer each has no more than the file says: that
+        can be an estimate of one rank. They have one card to other nodes; GPUs have one each.
         """
         if not count:
             return self

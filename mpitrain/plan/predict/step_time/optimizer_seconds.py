@@ -69,8 +69,8 @@ def _whole_matrices_seconds(
 ) -> float:
     """Return what an optimiser's matrices on a pipeline rank add to its update.
 
-    They are dealt to the ranks that have parts of them, which send these there and back, in rounds of
-    a matrix each (optim/matrices.py); without ZeRO each data rank has all of its stages.
+    They are dealt to the ranks that have parts of them, which send these there and back, in rounds
+    of a matrix each (optim/matrices.py); without ZeRO each data rank has all of its stages.
     """
     settings = model.config.optimizer
     holders = layout.tp * layout.shards

@@ -210,9 +210,9 @@ def _pipeline_seconds(
 def _least_pipeline_seconds(stages: list[StageSeconds], layout: StepLayout, slowest: float) -> float:
     """Return the seconds that no order of a pipeline's computations can do without.
 
-    A rank waits for the forwards before its first stage. After its last one come the backwards before
-    that stage; where they are split, only after the last gradient of inputs, and some gradients of
-    weights may be put off until then.
+    A rank waits for the forwards before its first stage. After its last one come the backwards
+    before that stage; where they are split, only after the last gradient of inputs, and some
+    gradients of weights may be put off until then.
     """
     count = layout.num_microbatches
     whole = count * slowest
