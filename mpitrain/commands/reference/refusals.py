@@ -17,6 +17,7 @@ from mpitrain.plan.settings.rule_table import RULES
 
 RAISED = {kind.__name__ for kind in InputError.__subclasses__()}
 HOLE = "..."
+ADJACENT = re.compile(r"(?<!\.)(?:\.{3}){2,}(?!\.)")  # holes
 LEAST = 20  # characters of a message that say something
 
 
@@ -42,7 +43,8 @@ def _messages_in(module: str) -> list[str]:
             texts = _texts(function)
             for call in ast.walk(function):
                 if isinstance(call, ast.Call) and getattr(call.func, "id", "") in RAISED and call.args:
-                    found.append(" ".join(_template(call.args[0], texts).split()))
+                    message = " ".join(_template(call.args[0], texts).split())
+                    found.append(ADJACENT.sub(HOLE, message))
     return [message for message in found if len(message.replace(HOLE, "")) > LEAST]
 
 
