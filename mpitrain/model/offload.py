@@ -17,7 +17,7 @@ machine can test it.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -200,18 +200,22 @@ class Away(NamedTuple):
         return saved_tensors_hooks(self.shelf.put, opened)
 
     def put(self, kept: Any) -> Any:
-        if kept is None:
-            return kept
-        if isinstance(kept, torch.Tensor):
-            return self.shelf.put(kept)
-        return kept._make(
-            self.shelf.put(tensor) if isinstance(tensor, torch.Tensor) else tensor for tensor in kept
-        )
+        return _each(kept, torch.Tensor, self.shelf.put)
 
 
 def restored(kept: Any) -> Any:
     """Return what `put` was given."""
-    return kept._make(map(opened, kept)) if isinstance(kept, tuple) else opened(kept)
+    return _each(kept, OffloadedTensor, opened)
+
+
+def _each(kept: Any, kind: type, of: Callable[[Any], Any]) -> Any:
+    """Return what is kept, tuples within tuples too, with `of` of each thing of a kind."""
+    if isinstance(kept, kind):
+        return of(kept)
+    if not isinstance(kept, tuple):
+        return kept
+    parts = [_each(part, kind, of) for part in kept]
+    return kept._make(parts) if hasattr(kept, "_make") else tuple(parts)
 
 
 class OffloadStore:

@@ -28,6 +28,7 @@ LAYOUTS = {
         f"parallel.pp=2 pipeline.schedule=zb-h1 {OFFLOADED}",
         f"parallel.pp=2 pipeline.schedule=zb-h1 {OFFLOADED} precision.compute=bf16",
         "parallel.pp=2 pipeline.schedule=zb-h1 memory.offload=activations model.family=qwen3",
+        "parallel.tp=2 memory.offload=activations model.family=olmo2",  # keeps tuples within a tuple
         "parallel.pp=2 pipeline.schedule=zb-h1 data.documents=separate",
         "parallel.pp=2 pipeline.schedule=zb-h1 memory.recompute=full",
     ],
