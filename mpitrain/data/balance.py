@@ -1,9 +1,9 @@
 """The order of a batch's rows: the same rows, so that data-parallel ranks have about equal work.
 
-Attention within documents costs what their (query, key) pairs are, which differ between packed rows:
-a rank with the longest documents would keep the others waiting. The order is a function of the rows'
-costs alone, and good for every number of ranks: rows are dealt to as many bins as the batch has odd
-prime factors, then again and again to two, each time the costliest to the bin with least.
+Attention within documents costs what their (query, key) pairs are, which differ between packed
+rows. The order is a function of the rows' costs alone, and good for every number of ranks: rows are
+dealt to as many bins as the batch has odd prime factors, then again and again to two, the costliest
+to the bin with least.
 
     costs  9 8 2 1    two bins: 9 1 | 8 2    rows 0 3 | 1 2, whether 1, 2 or 4 ranks read them
 """

@@ -23,10 +23,7 @@ DAY = datetime(2024, 7, 26)
 
 
 def new_environment(now: datetime) -> jinja2.Environment:
-    """Return an environment for templates of strangers. Raises LibraryError for an old Jinja.
-
-    now: the time that strftime_now writes.
-    """
+    """Return an environment in which strftime_now writes `now`. Raises LibraryError for an old Jinja."""
     found = jinja2.__version__
     if tuple(int(part) for part in found.split(".")[:3] if part.isdigit()) < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
@@ -114,24 +111,18 @@ def reply(given: bytes) -> Iterator[bytes]:
         messages, stops = json.loads(line)
         for stop in stops:
             asked = messages[:stop], stop is not None
-            yield json.dumps(_text_or_error(template, asked, special)).encode()
-
-
-def _text_or_error(
-    template: jinja2.Template, asked: tuple[list[dict], bool], special: dict[str, str]
-) -> str | dict[str, str]:
-    try:
-        return _text(template, *asked, special)
-    except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-        return {"error": (str(error) or type(error).__name__)[:MOST_ERROR]}
+            try:
+                answer = _text(template, *asked, special)
+            except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+                answer = {"error": (str(error) or type(error).__name__)[:MOST_ERROR]}
+            yield json.dumps(answer).encode()
 
 
 def _text(template: jinja2.Template, messages: list[dict], answered: bool, special: dict[str, str]) -> str:
+    given = dict(messages=messages, tools=None, documents=None, add_generation_prompt=answered)
     pieces: list[str] = []
     length = 0
-    for piece in template.generate(
-        messages=messages, tools=None, documents=None, add_generation_prompt=answered, **special
-    ):
+    for piece in template.generate(**given, **special):
         pieces.append(piece)
         length += len(piece)
         if length > MOST_TEXT:

@@ -4,9 +4,8 @@
     tokenizer_config.json      its chat_template, and the texts of special tokens
     generation_config.json     tokens that end an answer
 
-It is a program in Jinja, maybe a stranger's, and runs in Jinja's sandbox, as transformers runs it:
-no attribute that leads out of the texts it is given, no long range. That is a child's work, whose
-memory and time are limited: one operation can ask for all of both.
+It is a program in Jinja, maybe a stranger's, and runs in Jinja's sandbox, as transformers runs it.
+That is a child's work, whose memory and time are limited: one operation can ask for all of both.
 """
 
 import json
@@ -21,7 +20,6 @@ from mpitrain.inputs import decoded, listed, read_file, shown
 
 TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
-FILES = (TEMPLATE, CONFIG, GENERATION)
 MOST_TEMPLATE_BYTES = 1 << 18  # the longest published ones have 20 KB
 SANDBOX = "mpitrain.data.chat_sandbox"
 # of the child: published templates take 30 MB and milliseconds
@@ -51,27 +49,26 @@ class ChatTemplate:
 
     special: texts of special tokens by their names in a template, as bos_token.
     ends: numbers of tokens that end an answer, as generation_config.json has them.
-    where: of the files, for messages.
+    where: the files lie, for messages.
     """
 
     def __init__(self, source: str, special: Mapping[str, str], ends: Sequence[int], where: str):
-        self.special = dict(special)
-        self.ends = tuple(ends)
-        self._where = where
         if len(source.encode(errors="replace")) > MOST_TEMPLATE_BYTES:
-            raise DataError(
-                f"{where}: a chat template of more than {MOST_TEMPLATE_BYTES:,} bytes; use another"
-            )
+            large = f"a chat template of more than {MOST_TEMPLATE_BYTES:,} bytes"
+            raise DataError(f"{where}: {large}; use another")
         self.source = source
+        self.special = special
+        self.ends = ends
+        self._where = where
 
     def text(self, messages: Messages) -> str:
         """Return the text of messages (role, content), up to where the answer begins."""
         return self.texts([messages])[0]
 
     def texts(self, conversations: Sequence[Messages]) -> list[str]:
-        """Return the text of each conversation of today, up to where the answer begins.
+        """Return what one child makes of conversations of today, up to where the answer begins.
 
-        One child makes them. Raises DataError, LibraryError.
+        Raises DataError, LibraryError.
         """
         found = list[str]()
         for text in self.written([(chat, [len(chat)]) for chat in conversations], today=True):
@@ -103,8 +100,7 @@ class ChatTemplate:
 
 def read_template_folder(folder: Path, advice: str) -> ChatTemplate:
     """Return the template of a folder. Raises DataError."""
-    where = shown(folder)
-    return read_chat_template(lambda name, most: read_file(folder / name, most), where, advice)
+    return read_chat_template(lambda name, most: read_file(folder / name, most), shown(folder), advice)
 
 
 def read_chat_template(read: Read, where: str, advice: str = WITHOUT_CHAT) -> ChatTemplate:
@@ -117,7 +113,8 @@ def read_chat_template(read: Read, where: str, advice: str = WITHOUT_CHAT) -> Ch
     if source is None:
         template = config.get("chat_template")
         if isinstance(template, list):  # several with names
-            template = _default(template)
+            named = (each for each in template if isinstance(each, Mapping))
+            template = next((each.get("template") for each in named if each.get("name") == "default"), None)
         if not isinstance(template, str):
             raise DataError(f"{where}: no chat template, neither {TEMPLATE} nor in {CONFIG}; {advice}")
     else:
@@ -126,19 +123,9 @@ def read_chat_template(read: Read, where: str, advice: str = WITHOUT_CHAT) -> Ch
         except UnicodeDecodeError:
             raise DataError(f"{where}: {TEMPLATE} isn't UTF-8 text; use another") from None
     special = {name: text for name in SPECIAL if (text := text_of_token(config.get(name)))}
-    return ChatTemplate(template, special, _ends(_object(read, GENERATION, where)), where)
-
-
-def _default(templates: Sequence[Any]) -> Any:
-    for each in templates:
-        if isinstance(each, Mapping) and each.get("name") == "default":
-            return each.get("template")
-    return None
-
-
-def _ends(generation: Mapping[str, Any]) -> list[int]:
-    found = generation.get("eos_token_id")
-    return [each for each in (found if isinstance(found, list) else [found]) if type(each) is int]
+    found = _object(read, GENERATION, where).get("eos_token_id")
+    ends = [each for each in (found if isinstance(found, list) else [found]) if type(each) is int]
+    return ChatTemplate(template, special, ends, where)
 
 
 def _object(read: Read, name: str, where: str) -> dict[str, Any]:

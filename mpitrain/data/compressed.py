@@ -10,6 +10,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, BinaryIO
 
 from mpitrain.data.source import Damaged
@@ -22,14 +23,6 @@ MOST_XZ_BYTES = 1 << 29  # of memory: xz -9 needs 65 MiB
 PIECE = 1 << 12  # read at once: it may hold 32,000 times as much
 
 
-def _gzip() -> Any:
-    return zlib.decompressobj(wbits=31)
-
-
-def _xz() -> Any:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MOST_XZ_BYTES)
-
-
 def _zstd() -> Any:
     import zstandard
 
@@ -39,9 +32,9 @@ def _zstd() -> Any:
 ZSTD = b"\x28\xb5\x2f\xfd"
 ZSTD_SKIPPED = b"\x2a\x4d\x18"  # of a frame that holds no data, after a first byte
 PARTS: dict[bytes, Callable[[], Any]] = {
-    b"\x1f\x8b": _gzip,
+    b"\x1f\x8b": partial(zlib.decompressobj, wbits=31),
     b"BZh": bz2.BZ2Decompressor,
-    b"\xfd7zXZ\0": _xz,
+    b"\xfd7zXZ\0": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=MOST_XZ_BYTES),
     ZSTD: _zstd,
 }
 

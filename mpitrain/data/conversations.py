@@ -5,13 +5,14 @@
     {"messages": [{"role": ..., ...}]}     the text that the tokenizer's chat template makes; what an
                                            assistant says carries loss, up to the token that ends it
 
-The template runs in a child (chat_template.py). Where an answer begins, it says itself: a text up to
-the answer is what a model is given, as `generate --chat` gives it.
+Where an answer begins, the template says itself: a text up to the answer is what `generate --chat` gives
+a model.
 """
 
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -42,20 +43,22 @@ class Conversations:
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._template: ChatTemplate | None = None
 
     @property
     def identity(self) -> str:
         """Return what differs where a template, or what it is given, differs."""
         try:
-            template = self._read()
+            template = self._template
         except DataError:
             return "none"
         decides = json.dumps([template.source, template.special, template.ends])
         return xxhash.xxh3_64_hexdigest(decides.encode())
 
     def tokens(self, lines: Sequence[Any]) -> Iterator[Answered | str]:
-        """Yield the tokens of each line, or what is wrong with it. Raises DataError, LibraryError."""
+        """Yield the tokens of each line, or what is wrong with it. Raises DataError, LibraryError.
+
+        lines: what their JSON holds, or why it can't be read.
+        """
         problems = [_problem(line) for line in lines]
         whole = [line for line, problem in zip(lines, problems, strict=True) if not problem]
         of_chats = self._of_chats([line["messages"] for line in whole if "messages" in line])
@@ -75,7 +78,7 @@ class Conversations:
                 "data.end_of_text"
             )
         try:
-            prompt, text = (line["prompt"].encode(), (line["prompt"] + line["completion"]).encode())
+            prompt, text = line["prompt"].encode(), (line["prompt"] + line["completion"]).encode()
         except UnicodeEncodeError:
             return HALF
         before = [] if tokenizer.begin_of_text is None else [tokenizer.begin_of_text]
@@ -87,7 +90,7 @@ class Conversations:
         """Yield the tokens of chats; one child writes all of them."""
         if not chats:
             return
-        template = self._read()
+        template = self._template
         special: dict[str, int] = self._tokenizer.special  # type: ignore[attr-defined]
         numbers = ids_of_ends(template, special)
         ends = [text for text, number in special.items() if number in numbers]
@@ -133,13 +136,12 @@ class Conversations:
         scored[:1] = False  # nothing predicts it
         return Answered(np.array(ids, dtype_for(self._tokenizer.vocab)), scored)
 
-    def _read(self) -> ChatTemplate:
-        if self._template is None:
-            file = getattr(self._tokenizer, "file", None)
-            if file is None:
-                raise DataError(f"data.tokenizer: bytes have no chat template; {ADVICE}")
-            self._template = read_template_folder(file.parent, ADVICE)
-        return self._template
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        file = getattr(self._tokenizer, "file", None)
+        if file is None:
+            raise DataError(f"data.tokenizer: bytes have no chat template; {ADVICE}")
+        return read_template_folder(file.parent, ADVICE)
 
 
 def _common(whole: Sequence[int], part: Sequence[int]) -> int:
@@ -159,6 +161,8 @@ def _answers(chat: Sequence[Mapping[str, Any]]) -> list[int]:
 
 def _problem(line: Any) -> str:
     """Return what a line lacks of a conversation; "": nothing."""
+    if isinstance(line, ValueError):
+        return line.args[0]
     if not isinstance(line, dict):
         return "no object"
     if line.get("tools"):

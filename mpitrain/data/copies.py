@@ -3,6 +3,7 @@
 import numpy as np
 
 from mpitrain.data.read_tokens import Tokens
+from mpitrain.data.split import are_within
 
 PLACES = 8  # tokens of a document that are compared first, evenly spread over it
 
@@ -10,14 +11,13 @@ PLACES = 8  # tokens of a document that are compared first, evenly spread over i
 def copies_of(tokens: Tokens, ends: np.ndarray, held_out: np.ndarray, num_between: int) -> np.ndarray:
     """Return which documents have the tokens of a held-out one, and aren't held out.
 
-    ends: of all documents.
-    held_out: stretches [n, 2] of tokens, in their order.
+    ends: of all documents.  held_out: stretches [n, 2] of tokens, in their order.
     num_between: tokens that end a document, of which the last one of a corpus has none.
     """
     begins = np.concatenate([[0], ends[:-1]])
     lengths = ends - begins - num_between
     lengths[-1] += num_between
-    is_held_out = _are_within(begins, ends, held_out)
+    is_held_out = are_within(begins, ends, held_out)
     candidates = np.flatnonzero(np.isin(lengths, lengths[is_held_out]) & (lengths > 0))
     marks = _marks(tokens, begins[candidates], lengths[candidates])
     of_held_out = is_held_out[candidates]
@@ -26,20 +26,15 @@ def copies_of(tokens: Tokens, ends: np.ndarray, held_out: np.ndarray, num_betwee
         originals.setdefault(mark, []).append(number)
     alike = np.isin(marks, marks[of_held_out]) & ~of_held_out
 
+    def text(number: int) -> np.ndarray:
+        return tokens[begins[number] : begins[number] + lengths[number]]
+
     def is_copy(mark: int, number: int) -> bool:
-        text = tokens[begins[number] : begins[number] + lengths[number]]
-        return any(
-            np.array_equal(text, tokens[begins[one] : begins[one] + lengths[one]]) for one in originals[mark]
-        )
+        own = text(number)
+        return any(np.array_equal(own, text(one)) for one in originals[mark])
 
     pairs = zip(marks[alike].tolist(), candidates[alike].tolist(), strict=True)
     return np.array([number for mark, number in pairs if is_copy(mark, number)], np.int64)
-
-
-def _are_within(begins: np.ndarray, ends: np.ndarray, stretches: np.ndarray) -> np.ndarray:
-    """Return which documents lie within a stretch with all that they have."""
-    before = np.searchsorted(stretches[:, 0], begins, side="right") - 1
-    return (before >= 0) & (ends <= stretches[before, 1])
 
 
 def _marks(tokens: Tokens, begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -6,7 +6,16 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from mpitrain.config import Data
-from mpitrain.data.corpus_files import Listing, Paths, list_unique, named, no_text, refused, unique
+from mpitrain.data.corpus_files import (
+    Listing,
+    Paths,
+    left_out_of,
+    list_unique,
+    named,
+    no_text,
+    refused,
+    unique,
+)
 from mpitrain.data.source import BEGIN, SOURCES, Damaged, Document, File, Position, Source, TokenRule
 from mpitrain.data.token_files import NO_RULE, token_documents
 from mpitrain.data.tokenizer import Vocabulary
@@ -82,8 +91,7 @@ def corpus_of(data: Data) -> Corpus:
 def documents(corpus: Corpus, begin: Position = BEGIN) -> Iterator[Document]:
     """Yield every document of data.path that is not empty, always in the same order, from `begin` on.
 
-    Its name is for messages. One document is in memory at a time. Raises DataError that names all
-    files that can't be read, when it has come to the end.
+    Raises DataError that names all files that can't be read, when it has come to the end.
     """
     source = SOURCES.find(corpus.source)
     for document in all_documents(source, corpus, list_unique(source, corpus.path), begin):
@@ -99,54 +107,49 @@ def all_documents(
     rule: TokenRule = NO_RULE,
     num_damaged: int = 0,
 ) -> Iterator[Document]:
-    """Yield the documents of a listing, and those with nothing in them, too.
+    """Yield the documents of a listing, those with nothing in them, too.
 
-    rule: how ids are read.  num_damaged: documents before `begin` that were damaged.
-
-    From the first damaged file on, or the first document that is one more than data.damaged, they
-    have nothing any more.
+    num_damaged: documents before `begin` that were damaged. From the first damaged file on, or the
+    first document that is one more than data.damaged, they have nothing any more.
     """
     found = begin != BEGIN
-    problems = list[str]()
+    problems = dict[int, tuple[str, int]]()  # of a file: the first of it, and how many there are
     left = corpus.damaged - num_damaged
     for number, file in enumerate(listing.files[begin.files :], start=begin.files):
         within = begin if number == begin.files else Position(number)
-        damages = _Damages()
         try:
             for document in _of_file(source, file, within, corpus.text_key, rule):
                 if document.damage and left > 0:
                     left -= 1
                     document = document.emptied()._replace(left_out=DAMAGED)
                 elif document.damage:
-                    damages.add(document.damage)
+                    _note(problems, number, document.damage)
                 found = found or bool(document.num_bytes)
-                kept = document.emptied() if problems or damages.count else document
-                yield kept._replace(file=number)
+                yield (document.emptied() if problems else document)._replace(file=number)
         except Damaged as error:
-            damages.add(error.args[0])
+            _note(problems, number, error.args[0])
         except OSError as error:
-            damages.add(f"{shown(error.filename or file.path)} cannot be read: {error.strerror}")
-        problems += damages.description
+            _note(problems, number, f"{shown(error.filename or file.path)} cannot be read: {error.strerror}")
     if problems:
-        raise refused(problems, source.advice.format(text_key=shown(corpus.text_key)), corpus.key)
+        named_problems = [
+            first + f" (and {counted(count - 1, 'more lines', ',')})" * (count > 1)
+            for first, count in problems.values()
+        ]
+        raise refused(named_problems, source.advice.format(text_key=shown(corpus.text_key)), corpus.key)
     if not found:
         raise no_text(source, corpus.path, listing.left_out, corpus.key)
 
 
 def list_parts(corpus: Corpus, each: Callable[[str], object]) -> tuple[Listing, list[int]]:
-    """Return the files of all sources, those of one after those of another, and how many each has.
+    """Return the files of all sources, one source after the other, and how many each has.
 
-    A file with the content of an earlier one is left out. Raises DataError for a source of which
-    none is left.
+    Raises DataError for a source whose files are all copies of earlier ones.
     """
     found = [list_unique(SOURCES.find(part.source), part.path, corpus.key, each) for part in corpus.parts]
     if len(found) == 1:
         return found[0], [len(found[0].files)]
-    left_out: dict[str, list[str]] = {}
-    for listing in found:
-        for reason, names in listing.left_out.items():
-            left_out[reason] = left_out.get(reason, []) + names
-    whole = unique(Listing([file for listing in found for file in listing.files], left_out), each)
+    files = [file for listing in found for file in listing.files]
+    whole = unique(Listing(files, left_out_of(found)), each)
     kept = {id(file) for file in whole.files}
     counts = [sum(id(file) in kept for file in listing.files) for listing in found]
     if 0 in counts:
@@ -164,7 +167,7 @@ def moved(position: Position, files: int) -> Position:
 
 
 def part_documents(
-    corpus: Corpus, listing: Listing, counts: list[int], begin: Position, rule: TokenRule, num_damaged: int
+    corpus: Corpus, listing: Listing, counts: list[int], rule: TokenRule, begin: Position, num_damaged: int
 ) -> Iterator[Document]:
     """Yield the documents of all sources, as all_documents() does those of one."""
     first = 0
@@ -187,28 +190,16 @@ def require_begins(corpus: Corpus, listing: Listing, counts: list[int], rule: To
     A header or an index can declare far more than its file holds.
     """
     for number in range(len(listing.files)):
-        first = next(part_documents(corpus, listing, counts, Position(number), rule, 0), None)
+        first = next(part_documents(corpus, listing, counts, rule, Position(number), 0), None)
         if first is None or first.file != number:  # damaged, or without a document
-            for _ in part_documents(corpus, listing, counts, BEGIN, rule, 0):
+            for _ in part_documents(corpus, listing, counts, rule, BEGIN, 0):
                 pass
             return
 
 
-class _Damages:
-    """What is wrong in one file: the first of it, and how much more."""
-
-    def __init__(self) -> None:
-        self._first = ""
-        self.count = 0
-
-    def add(self, damage: str) -> None:
-        self._first = self._first or damage
-        self.count += 1
-
-    @property
-    def description(self) -> list[str]:
-        more = f" (and {counted(self.count - 1, 'more lines', ',')})" * (self.count > 1)
-        return [self._first + more] * bool(self.count)
+def _note(problems: dict[int, tuple[str, int]], number: int, damage: str) -> None:
+    first, count = problems.get(number, (damage, 0))
+    problems[number] = first, count + 1
 
 
 def _of_file(

@@ -1,6 +1,4 @@
-"""The files of a corpus, in the same order on every machine.
-
-What is left out of it, and everything that can be wrong with files.
+"""The files of a corpus, in the same order on every machine; what is left out, and what is wrong with files.
 
 A folder is read with all that is in it, linked folders too: the files with a suffix of the source.
 A file that is named, or matched by a pattern, is read whatever its suffix. Of files with the same
@@ -21,14 +19,8 @@ from mpitrain.errors import DataError
 from mpitrain.inputs import PIECE, is_there, listed, open_file, os_errors_as, read_text, require_file, shown
 
 OTHER_SUFFIXES = {  # what files in a folder of JSON lines are instead
-    ".json": "JSON that is no lines of JSON",
-    ".gz": "gzip",
-    ".zst": "zstd",
-    ".bz2": "bzip2",
-    ".xz": "xz",
-    ".zip": "zip",
-    ".parquet": "Parquet",
-    ".arrow": "Arrow",
+    **{".json": "JSON that is no lines of JSON", ".parquet": "Parquet", ".arrow": "Arrow"},
+    **{".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz", ".zip": "zip"},
 }
 MOST_COMPARED_BYTES = 1 << 60
 SAMPLE_BYTES = 1 << 16  # of files of equal size that are compared first
@@ -52,9 +44,9 @@ class Listing(NamedTuple):
     left_out: dict[str, list[str]]
 
     @property
-    def paths(self) -> list[Path]:
-        """All files that are read, those that belong to others, too."""
-        return [path for file in self.files for path in (file.path, *file.companions)]
+    def members(self) -> list[File]:
+        """All files that are read: each, and those that belong to it, with its name."""
+        return [file._replace(path=path) for file in self.files for path in (file.path, *file.companions)]
 
 
 def check_source(named: str, path: Paths, key: str = "data.path") -> None:
@@ -82,10 +74,7 @@ def check_source(named: str, path: Paths, key: str = "data.path") -> None:
 
 
 def list_files(source: Source, path: Paths, key: str = "data.path") -> Listing:
-    """Return every file of the corpus, those of each folder sorted by name.
-
-    Hidden files and folders are left out.
-    """
+    """Return every file of the corpus that isn't hidden, those of each folder sorted by name."""
     left_out = defaultdict[str, list[str]](list)
     roots = _roots(source, path, key, left_out)
     files: list[File] = []
@@ -108,9 +97,9 @@ def _companions(source: Source, path: Path) -> tuple[Path, ...]:
 
 
 def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> list[tuple[str, Path]]:
-    """Return name and path of the files below a folder; note what else is there.
+    """Return name and path of the files below a folder, sorted by name; note what else is there.
 
-    They are sorted by name, but for those of a folder that lists its files itself: these keep its order.
+    Those of a folder that lists its files itself keep its order.
     """
     found = []
     places = dict[Path, tuple[str, int]]()
@@ -131,8 +120,8 @@ def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> li
     if source.bundled:
         left_out.clear()  # nobody has put anything there to be read
     belonging = {path.relative_to(root).as_posix() for _, file in found for path in source.companions(file)}
-    for reason in list(left_out):
-        left_out[reason] = [name for name in left_out[reason] if name not in belonging]
+    for reason, names in list(left_out.items()):
+        left_out[reason] = [name for name in names if name not in belonging]
         if not left_out[reason]:
             del left_out[reason]
     return sorted(found, key=lambda one: places.get(one[1], (one[0], 0)))
@@ -141,10 +130,7 @@ def _in_folder(source: Source, root: Path, left_out: dict[str, list[str]]) -> li
 def list_unique(
     source: Source, path: Paths, key: str = "data.path", each: Callable[[str], object] = lambda what: None
 ) -> Listing:
-    """Return the files of the corpus, as list_files() and unique() do.
-
-    each: called while they are compared. Of a bundled corpus nobody has made copies.
-    """
+    """Return list_files() without copies, of which a bundled corpus has none. each: called meanwhile."""
     listing = list_files(source, path, key)
     return listing if source.bundled else unique(listing, each)
 
@@ -152,10 +138,8 @@ def list_unique(
 def unique(listing: Listing, each: Callable[[str], object] = lambda what: None) -> Listing:
     """Leave out empty files, and those with the content of another: a link or a copy.
 
-    Files of equal size are read for it; whole only if they begin alike.
-
-    A text that is read twice counts twice, and its part that is held out lies in the training text
-    as well.
+    Files of equal size are read for it; whole only if they begin alike. Of a text that is read
+    twice, what is held out would be trained on as well.
     """
     left_out = defaultdict(list, listing.left_out)
     stats = [_stat(file.path) for file in listing.files]
@@ -187,19 +171,15 @@ def unique(listing: Listing, each: Callable[[str], object] = lambda what: None) 
 
 
 def with_validation(training: Listing, validation: Listing) -> Listing:
-    """Return training files and then those of data.val_path, without training files that are among
-    these, or copies of one. Raises DataError if none is left.
+    """Return training files, without those of data.val_path and their copies, and then these.
+
+    Raises DataError if none is left to train on.
     """
-    of_validation = {file.path for file in validation.files}
     both = unique(Listing([*validation.files, *training.files], {}))
-    kept = {file.path for file in both.files}
-    left_out = defaultdict(list, training.left_out)
-    for reason, names in validation.left_out.items():
-        left_out[reason] += names
-    left_out[IN_VALIDATION] += [
-        file.name for file in training.files if file.path not in kept or file.path in of_validation
-    ]
-    files = [file for file in training.files if file.path in kept and file.path not in of_validation]
+    kept = {file.path for file in both.files} - {file.path for file in validation.files}
+    left_out = left_out_of([training, validation])
+    left_out[IN_VALIDATION] += [file.name for file in training.files if file.path not in kept]
+    files = [file for file in training.files if file.path in kept]
     if training.files and not files:
         raise DataError(
             f"data.path: nothing is left to train on: {listed(left_out[IN_VALIDATION], 3)} is also "
@@ -209,6 +189,15 @@ def with_validation(training: Listing, validation: Listing) -> Listing:
     return Listing(
         [*files, *validation.files], {reason: names for reason, names in left_out.items() if names}
     )
+
+
+def left_out_of(listings: Sequence[Listing]) -> defaultdict[str, list[str]]:
+    """Return what is left out of several listings, by reason."""
+    found = defaultdict[str, list[str]](list)
+    for listing in listings:
+        for reason, names in listing.left_out.items():
+            found[reason] += names
+    return found
 
 
 def _digest(file: File, each: Callable[[str], object], most: int = MOST_COMPARED_BYTES) -> str:
@@ -227,26 +216,23 @@ def _digest(file: File, each: Callable[[str], object], most: int = MOST_COMPARED
 
 def content_of(listing: Listing, each: Callable[[str], object]) -> str:
     """Digest the content of all files, in their order, wherever they lie and whatever they are called."""
-    digest = xxhash.xxh3_128()
-    for file in listing.files:
-        for path in (file.path, *file.companions):
-            digest.update(_digest(file._replace(path=path), each).encode())
-    return digest.hexdigest()
+    digests = (_digest(file, each) for file in listing.members)
+    return xxhash.xxh3_128_hexdigest("".join(digests).encode())
 
 
 def looks_of(listing: Listing) -> str:
     """Digest what tells without reading whether files are the same ones, unchanged."""
     digest = xxhash.xxh3_128()
-    for path in listing.paths:
-        stat = _stat(path)
+    for file in listing.members:
+        stat = _stat(file.path)
         looks = stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
-        digest.update(os.fsencode(f"{os.path.abspath(path)}\0{looks}\0"))
+        digest.update(os.fsencode(f"{os.path.abspath(file.path)}\0{looks}\0"))
     return digest.hexdigest()
 
 
 def stamps_of(listing: Listing) -> dict[Path, tuple[int, int]]:
     """Return size and time of each file, which change where it is written to."""
-    stats = {path: _stat(path) for path in listing.paths}
+    stats = {file.path: _stat(file.path) for file in listing.members}
     return {path: (stat.st_size, stat.st_mtime_ns) for path, stat in stats.items()}
 
 
@@ -261,15 +247,11 @@ def sizes_of(listing: Listing) -> list[int]:
 
 
 def fingerprint(listing: Listing) -> str:
-    """Digest the names, sizes and times of the files.
-
-    It changes when the corpus does, and no file has to be read.
-    """
+    """Digest the names, sizes and times of the files, none of which is read for it."""
     digest = xxhash.xxh3_128()
-    for file in listing.files:
-        for path in (file.path, *file.companions):
-            stat = _stat(path)
-            digest.update(os.fsencode(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0"))
+    for file in listing.members:
+        stat = _stat(file.path)
+        digest.update(os.fsencode(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0"))
     return digest.hexdigest()
 
 
@@ -301,10 +283,7 @@ def named(path: Paths) -> str:
 
 
 def _roots(source: Source, path: Paths, key: str, left_out: dict[str, list[str]]) -> list[Path]:
-    """Return the files and folders that the two settings mean, or say which of them is wrong.
-
-    left_out: takes the folders that patterns match.
-    """
+    """Return the files and folders that a setting means. left_out: takes folders that patterns match."""
     if source.bundled:
         if path:
             found = f'{key} = "{named(path)}"'

@@ -26,8 +26,7 @@ MEMORY_PER_BYTE = 160  # of a text, with the offsets of its tokens
 TAIL_BYTES = 4096  # where a place to cut at is looked for first
 SPACE_SIGN = "▁"
 
-# Alternatives of published patterns: tokenizer.json of GPT-2, Llama 3, Qwen, gpt-oss, GLM-4,
-# DeepSeek-V3.
+# alternatives of published patterns: of GPT-2, Llama 3, Qwen, gpt-oss, GLM-4, DeepSeek-V3
 ANY_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 BEFORE = r"[^\r\n\p{L}\p{N}]?"
 UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
@@ -83,8 +82,7 @@ class Cutting(NamedTuple):
 def _last(wanted: re.Pattern[bytes], text: bytes, begin: int, end: int) -> int:
     """Return where the last match ends; 0: there is none."""
     for first in (max(begin, end - TAIL_BYTES), begin):
-        ends = [match.end() for match in wanted.finditer(text, first, end)]
-        if ends:
+        if ends := [match.end() for match in wanted.finditer(text, first, end)]:
             return ends[-1]
     return 0
 
@@ -120,9 +118,8 @@ def cutting(found: TokenizerTree | None, vocabulary: Iterable[str]) -> Cutting:
     normalizers = _flat(found.normalizer, "normalizers")
     pre_tokenizers = _flat(found.pre_tokenizer, "pretokenizers")
     prepends = [each for each in normalizers if each.get("type") == "Prepend"]
-    if not all(_is_plain(each) for each in normalizers if each not in prepends) or not all(
-        map(_is_apart, found.added_tokens)
-    ):
+    are_plain = all(_is_plain(each) for each in normalizers if each not in prepends)
+    if not are_plain or not all(map(_is_apart, found.added_tokens)):
         return Cutting()
     if _has_no_words(normalizers, pre_tokenizers):
         joined = re.compile(f"[A-Za-z0-9][ {SPACE_SIGN}]")
@@ -140,11 +137,9 @@ def _flat(part: Any, key: str) -> list[dict]:
     """Return the members of a sequence of sequences."""
     if not isinstance(part, dict):
         return []
-    return (
-        [each for inner in part.get(key) or [] for each in _flat(inner, key)]
-        if part.get("type") == "Sequence"
-        else [part]
-    )
+    if part.get("type") != "Sequence":
+        return [part]
+    return [each for inner in part.get(key) or [] for each in _flat(inner, key)]
 
 
 def _is_plain(normalizer: dict) -> bool:
@@ -168,13 +163,10 @@ def _has_no_words(normalizers: list[dict], pre_tokenizers: list[dict]) -> bool:
 
     Gemma's files look for spaces, which are gone by then.
     """
-    signs = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_SIGN}
-    nothing_left = [
-        each
-        for each in pre_tokenizers
-        if each.get("type") != "Split" or each.get("pattern") != {"String": " "}
-    ]
-    return signs in normalizers and not nothing_left
+    space = {"String": " "}
+    signs = {"type": "Replace", "pattern": space, "content": SPACE_SIGN}
+    splits = [each.get("type") == "Split" and each.get("pattern") == space for each in pre_tokenizers]
+    return signs in normalizers and all(splits)
 
 
 def _cuts_of(pre_tokenizer: dict) -> str | None:

@@ -15,10 +15,7 @@ import torch
 from torch.nn import functional
 
 IGNORED = -1  # a target that carries no loss
-
-
-# where a document ends, true at its last token, as many as there are tokens; or the token that ends
-# each
+# where a document ends, true at its last token, as many as tokens; or the token that ends each
 Ends = torch.Tensor | int
 
 
@@ -33,10 +30,9 @@ def separate(tokens: torch.Tensor, ends: Ends) -> tuple[torch.Tensor, torch.Tens
 
     IGNORED where a target carries no loss.
     """
-    inputs = tokens[..., :-1]
-    targets = tokens[..., 1:]
     ends_BT = _ends(tokens, ends)[..., :-1]
-    return documents_of(inputs, ends_BT), targets.masked_fill(ends_BT, IGNORED)
+    targets = tokens[..., 1:]
+    return documents_of(tokens[..., :-1], ends_BT), targets.masked_fill(ends_BT, IGNORED)
 
 
 def positions_within(documents_BT: torch.Tensor) -> torch.Tensor:

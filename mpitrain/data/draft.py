@@ -1,6 +1,4 @@
-"""Tokens that aren't complete yet.
-
-What is prepared is kept when a run has to leave or is killed, and its next start resumes there.
+"""Tokens that aren't complete yet: a run that leaves, or is killed, resumes there at its next start.
 
 tokens.bin.tmp, ends.bin.tmp  so far, and perhaps some that aren't noted yet
 unscored.bin.tmp              likewise, once there are targets without loss
@@ -19,20 +17,19 @@ import numpy as np
 import xxhash
 
 from mpitrain.data.origin import (
-    ENDS,
     ENDS_DTYPE,
     MOST_BYTES,
+    NUMBERS,
     OWN,
-    TOKENS,
-    UNSCORED,
     Count,
     CountOrNone,
     Origin,
     ReadCounts,
+    write_struct,
 )
 from mpitrain.data.read_tokens import Tokens, open_numbers
 from mpitrain.data.source import BEGIN, Position
-from mpitrain.inputs import DRAFT, decoded, open_regular, read_regular, remove, replacing
+from mpitrain.inputs import DRAFT, decoded, open_regular, read_regular, remove
 
 PART = "tokens.part.json"
 BLOCK_BYTES = 1 << 20
@@ -43,8 +40,7 @@ FIRST_KEEP_S = 1.0  # of work that it can cost at the beginning
 class Kept(msgspec.Struct, frozen=True):
     """What is on disk of a draft.
 
-    digest, ends: xxh3-128 of the first `count` tokens, and of the ends of all documents but the
-    last.
+    digest, ends: xxh3-128 of the first `count` tokens, and of the ends of all documents but the last.
     after: where the next document begins.
     unscored: digest of the runs of tokens without loss; num_unscored: twice as many as these.
     """
@@ -77,9 +73,7 @@ class GrowingFile:
         self._file = open(open_regular(self.path, new, OWN), "r+b")  # noqa: SIM115
 
     def take_up(self, count: int, digest: str, below: int, each: Callable[[str], object]) -> bool:
-        """Continue after the first `count` elements, all below a limit; return False if the file
-        hasn't these.
-        """
+        """Continue after the first `count` elements, all below a limit; return whether there are these."""
         try:
             self._file = open(open_regular(self.path, os.O_RDWR, OWN), "r+b")  # noqa: SIM115
         except OSError:
@@ -100,11 +94,11 @@ class GrowingFile:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def mapped(self) -> Tokens:
-        return open_numbers(self.path, self._dtype, self.count)
-
     def close(self) -> None:
         self._file.close()
+
+    def mapped(self) -> Tokens:
+        return open_numbers(self.path, self._dtype, self.count)
 
     def cut(self, count: int) -> None:
         """Leave the first `count` elements, and close the file."""
@@ -141,10 +135,9 @@ class Draft:
         """
         self._folder = folder
         self._origin = origin
-        self._tokens = GrowingFile(folder / f"{TOKENS}{DRAFT}", dtype)
-        self._ends = GrowingFile(folder / f"{ENDS}{DRAFT}", ENDS_DTYPE)
-        self._unscored = GrowingFile(folder / f"{UNSCORED}{DRAFT}", ENDS_DTYPE)
-        self._files = self._tokens, self._ends, self._unscored
+        dtypes = zip(NUMBERS, (dtype, ENDS_DTYPE, ENDS_DTYPE), strict=True)
+        self._files = [GrowingFile(folder / f"{name}{DRAFT}", of_file) for name, of_file in dtypes]
+        self._tokens, self._ends, self._unscored = self._files
         self._last_unscored = 0  # where the last run of tokens without loss ends
         self.after = BEGIN
         self.tally = ReadCounts()
@@ -179,12 +172,11 @@ class Draft:
         ids: np.ndarray,
         after: Position,
         tally: ReadCounts,
-        scored: np.ndarray | None = None,
+        scored: np.ndarray | None,
     ) -> None:
         """Append the tokens of a document. between: what ends the document before it, if there is one.
 
-        scored: whether each carries loss as a target; None: all do. What ends a document is as its
-        last token is.
+        scored: whether each carries loss as a target; None: all do. An end is as the last token is.
         """
         if self.count:
             if between.size and self._unscored.count and self._last_unscored == self.count:
@@ -208,8 +200,7 @@ class Draft:
             digest, ends = self.digests
             runs = self._unscored.digest.hexdigest(), self._unscored.count
             kept = Kept(self._origin, self.count, digest, self.after, ends, self._noted, *runs)
-            with replacing(self._folder / PART, OWN) as file:
-                file.write(msgspec.json.format(msgspec.json.encode(kept), indent=2) + b"\n")
+            write_struct(self._folder / PART, kept)
         self._kept = self._counts
         self._kept_at = time.monotonic()
 
@@ -243,7 +234,7 @@ class Draft:
         return [file.count for file in self._files]
 
     def _add_unscored(self, runs: np.ndarray) -> None:
-        """Append runs of tokens without loss, begins and ends in turn."""
+        """Append runs as runs_of() gives them."""
         self._unscored.add(runs.astype(ENDS_DTYPE))
         if runs.size:
             self._last_unscored = int(runs[-1])
@@ -256,7 +247,7 @@ class Draft:
             file.sync()
 
     def _take_up(self, kept: Kept, each: Callable[[str], object]) -> bool:
-        """Open what is kept, and drop what comes after it; return False if it isn't what it was."""
+        """Open what is kept, without what comes after it; return False if it isn't what it was."""
         if not kept.origin.gives_the_same_as(self._origin) or not kept.tally.documents:
             return False
         noted = (
@@ -278,7 +269,7 @@ class Draft:
 
 def remove_draft(folder: Path) -> None:
     """Remove what is kept of tokens that aren't complete. Raises OSError."""
-    for name in (PART, *(f"{name}{DRAFT}" for name in (TOKENS, ENDS, UNSCORED))):
+    for name in (PART, *(f"{name}{DRAFT}" for name in NUMBERS)):
         remove(folder / name, OWN)
 
 

@@ -19,9 +19,7 @@ from mpitrain.errors import DataError
 from mpitrain.inputs import shown
 
 SHARE_BYTES = PIECE_BYTES
-# what a document takes of a share besides its text
-DOCUMENT_BYTES = 128
-
+DOCUMENT_BYTES = 128  # what a document takes of a share besides its text
 Texts = Sequence[bytes]
 
 
@@ -50,10 +48,7 @@ class LocalEncoder:
 
 
 class DocumentPiece(NamedTuple):
-    """A part of a document. is_last: the document ends with it.
-
-    text: empty of a document that has ids.
-    """
+    """A part of a document. text: empty if it has ids.  is_last: the document ends with it."""
 
     document: Document
     text: bytes
@@ -61,7 +56,7 @@ class DocumentPiece(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Return what it takes of a share. There may be millions of empty documents."""
+        """Return what it takes of a share, an empty document, too."""
         return (len(self.text) if self.document.ids is None else self.document.num_bytes) + DOCUMENT_BYTES
 
 
@@ -71,9 +66,8 @@ def encoded(
     encoder: Encoder,
     each: Callable[[DocumentPiece], object] = lambda piece: None,
 ) -> Iterator[tuple[Document, np.ndarray]]:
-    """Yield each document with its ids, in their order.
+    """Yield each document with its ids, in their order. each: called with each piece that is encoded.
 
-    each: called with each piece that is encoded.
     Raises DataError for ids of a source that can't be the tokenizer's.
     """
     parts = list[np.ndarray]()
@@ -110,10 +104,9 @@ def _given_ids(name: str, ids: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
         raise DataError(f"data.path: {shown(name)} has {found}, needed integers in a row; fix the source")
     if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < tokenizer.vocab:
         wrong = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-        raise DataError(
-            f"data.path: {shown(name)} has token {wrong}, the tokenizer has {tokenizer.vocab}; give the one "
-            "that made these tokens (data.tokenizer)"
-        )
+        token = f"token {wrong}, the tokenizer has {tokenizer.vocab}"
+        advice = "give the one that made these tokens (data.tokenizer)"
+        raise DataError(f"data.path: {shown(name)} has {token}; {advice}")
     return ids.astype(dtype_for(tokenizer.vocab))
 
 
@@ -131,9 +124,7 @@ def _pieces(documents: Iterable[Document], tokenizer: Tokenizer) -> Iterator[Doc
 def _require_memory(name: str, text: bytes, tokenizer: Tokenizer) -> None:
     """Raise DataError if a text that can't be cut takes more memory than there is."""
     needed = len(text) * tokenizer.memory_per_byte
-    if needed <= MEMORY_PER_BYTE * 4 * PIECE_BYTES:
-        return
-    if lacking := shortage(needed):
+    if needed > MEMORY_PER_BYTE * 4 * PIECE_BYTES and (lacking := shortage(needed)):
         raise DataError(
             f"data.path: {shown(name)} has {len(text):,} bytes that this tokenizer can't be given in pieces: "
             f"{lacking}; divide the document, or use another data.tokenizer"

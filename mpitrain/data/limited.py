@@ -3,8 +3,7 @@
     parts(module, given, limits)       the parent: what the child answers, part after part
     python -P -m MODULE LIMITS         the child, which calls serve()
 
-The child's limits are the system's (setrlimit), which hold within one operation of a library, too. Parts
-are read one by one, of MOST_PART bytes at most: whatever it answers, the parent has memory for it.
+The child's limits are the system's (setrlimit), which hold within one operation of a library, too.
 """
 
 import json
@@ -18,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 from mpitrain.comm.base.interpreter import python
 from mpitrain.errors import LibraryError
@@ -30,6 +29,7 @@ MOST_PART = 1 << 30
 WAIT = 6  # times cpu_s, for which a part on a busy machine may take
 MOST_SAID = 1 << 20  # bytes of what a child says of an error
 LENGTH = struct.Struct("<Q")
+T = TypeVar("T")
 DAMAGED = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
@@ -45,10 +45,7 @@ class LimitedError(Exception):
 
 
 def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
-    """Yield the parts that a child answers. Raises LimitedError, LibraryError.
-
-    The child is ended when nobody reads any further.
-    """
+    """Yield the parts that a child answers; it ends with the reading. Raises LimitedError, LibraryError."""
     with nameless_file() as said:
         try:
             child = subprocess.Popen(
@@ -70,14 +67,9 @@ def parts(module: str, given: bytes, limits: Limits) -> Iterator[bytes]:
                 code = child.wait()
             finally:
                 child.kill()
-        if code == 0:
-            return
-        said.seek(0)
-        printed = said.read(MOST_SAID)
-        last = printed.decode(errors="replace").strip().rpartition("\n")[2]
-        if code == NO_LIBRARY:
-            raise LibraryError(last)
-        raise LimitedError(_end(code, last, b"memory allocation of" in printed, limits))
+        if code:
+            said.seek(0)
+            raise _error(code, said.read(MOST_SAID), limits)
 
 
 def _next_part(child: subprocess.Popen[bytes], limits: Limits) -> bytes | None:
@@ -114,14 +106,33 @@ def nameless_file() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def _end(code: int, last: str, no_memory: bool, limits: Limits) -> str:
-    if code == OUT_OF_MEMORY or no_memory:
-        return f"it needs more than {limits.memory / 1e9:,.1f} GB of memory"
-    if code in (-signal.SIGXCPU, -signal.SIGKILL):
-        return f"it takes more than {limits.cpu_s} s of a core, or {WAIT * limits.cpu_s} s for a part"
-    if -code in DAMAGED:
-        return f"the library that reads it crashes ({signal.Signals(-code).name})"
-    return last or f"the process that reads it ended with code {code}"
+def _error(code: int, printed: bytes, limits: Limits) -> Exception:
+    last = printed.decode(errors="replace").strip().rpartition("\n")[2]
+    why = last or f"the process that reads it ended with code {code}"
+    if code == NO_LIBRARY:
+        return LibraryError(last)
+    if code == OUT_OF_MEMORY or b"memory allocation of" in printed:
+        why = f"it needs more than {limits.memory / 1e9:,.1f} GB of memory"
+    elif code in (-signal.SIGXCPU, -signal.SIGKILL):
+        why = f"it takes more than {limits.cpu_s} s of a core, or {WAIT * limits.cpu_s} s for a part"
+    elif -code in DAMAGED:
+        why = f"the library that reads it crashes ({signal.Signals(-code).name})"
+    return LimitedError(why)
+
+
+def grouped(
+    items: Iterable[T], size_of: Callable[[T], int], most_bytes: int, most: int | None = None
+) -> Iterator[list[T]]:
+    """Yield items in groups that end with the one that is past `most_bytes`, or with the `most`-th."""
+    group, size = list[T](), 0
+    for item in items:
+        group.append(item)
+        size += size_of(item)
+        if size > most_bytes or len(group) == most:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def serve(reply: Callable[[bytes], Iterable[bytes]]) -> None:

@@ -33,10 +33,8 @@ def _of_node() -> int | None:
 def _of_group() -> int | None:
     """Return what a job's limit leaves (cgroup v2); a scheduler sets it below the node's memory."""
     try:
-        name = next(
-            line for line in read_text("/proc/self/cgroup", MOST_BYTES).splitlines() if line.startswith("0::")
-        )[3:]
-        group = Path(f"/sys/fs/cgroup{name}")
+        lines = read_text("/proc/self/cgroup", MOST_BYTES).splitlines()
+        group = Path("/sys/fs/cgroup" + next(line for line in lines if line.startswith("0::"))[3:])
         most, now = (int(read_text(group / name, MOST_BYTES)) for name in ("memory.max", "memory.current"))
         return most - now
     except (OSError, StopIteration, ValueError):  # "max": no limit

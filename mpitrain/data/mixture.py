@@ -98,7 +98,6 @@ class Shares:
         return within + cycles * self._of_a_cycle() if cycles else within
 
     def _of_a_cycle(self) -> np.ndarray:
-        """Return how many slots of a cycle each source has."""
         if self.period == self._sum:
             return np.array(self.weights, np.int64)
         self._extend(self.period)
@@ -206,11 +205,8 @@ class Mixture:
 
     def until(self, slot: int) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
         """Return what decides the slots before this one, to be compared."""
-        return [
-            (phase.begin, phase.shares.weights, tuple(phase.sources.tolist()))
-            for phase in self.phases
-            if phase.begin < slot
-        ]
+        phases = [phase for phase in self.phases if phase.begin < slot]
+        return [(phase.begin, phase.shares.weights, tuple(phase.sources.tolist())) for phase in phases]
 
 
 def _in_phase(phase: BlendPhase, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -239,12 +235,9 @@ def weights_by_step(data: Data, batch: BatchSizes) -> list[tuple[int, tuple[floa
 
 
 def first_weights(data: Data, batch: BatchSizes) -> list[float]:
-    """Return the first weight above 0 of each source; 0 for one that has none.
-
-    Those of steps that are done don't change: validation has one meaning over a run.
-    """
-    table = weights_by_step(data, batch)
-    return [next((one for _, weights in table if (one := weights[i])), 0.0) for i in range(len(data.sources))]
+    """Return the first weight above 0 of each source, by which a run is validated; 0 for one without any."""
+    of_sources = zip(*(weights for _, weights in weights_by_step(data, batch)), strict=True)
+    return [next(filter(None, weights), 0.0) for weights in of_sources]
 
 
 def _table_of(source: DataSource, batch: BatchSizes, sequence: int) -> list[tuple[int, float]]:
@@ -268,7 +261,10 @@ def mixture_of(data: Data, batch: BatchSizes, sizes: Sequence[int]) -> Mixture:
 
 
 class MixtureSampler:
-    """The sequences of several sources, each in an order of its own, by the weights of a mixture."""
+    """The sequences of several sources, each in an order of its own, by the weights of a mixture.
+
+    rows(), costs() and pieces() are those of PackedSampler.
+    """
 
     is_shuffled = True
 
@@ -281,7 +277,6 @@ class MixtureSampler:
         self._samplers = samplers
 
     def costs(self, slots: Sequence[int]) -> np.ndarray | None:
-        """Return what attention of each window costs, as PackedSampler does; None: unknown."""
         sources, numbers = self._places(slots)
         found = np.empty(len(slots), np.int64)
         for source in np.unique(sources).tolist():
@@ -292,18 +287,14 @@ class MixtureSampler:
         return found
 
     def rows(self, slots: Sequence[int]) -> TokenRows:
-        """Return the windows for `slots`, in the order asked: [len(slots), sequence + 1]."""
         sources, numbers = self._places(slots)
         chosen = np.unique(sources).tolist()
         parts = [self._samplers[source].rows(numbers[sources == source]) for source in chosen]
         order = np.argsort(np.concatenate([np.flatnonzero(sources == source) for source in chosen]))
-        columns = [
-            None if found[0] is None else np.concatenate(found)[order] for found in zip(*parts, strict=True)
-        ]
-        return TokenRows(*columns)
+        columns = zip(*parts, strict=True)
+        return TokenRows(*(None if x[0] is None else np.concatenate(x)[order] for x in columns))
 
     def pieces(self, slot: int) -> list[tuple[int, int]]:
-        """Return the pieces of tokens.bin that a slot's window has: begin and end of each."""
         (source,), (number,) = self._places([slot])
         return self._samplers[source].pieces(number)
 
@@ -312,7 +303,7 @@ class MixtureSampler:
 
 
 class HeldOutMixture(MixtureSampler):
-    """Held-out sequences of several sources, by weights that don't change: in any prefix each has its share.
+    """Held-out sequences of several sources, by weights that don't change.
 
     None comes twice before all have come. A source that ends leaves its slots to the others.
     """
@@ -324,7 +315,7 @@ class HeldOutMixture(MixtureSampler):
         super().__init__(samplers, Mixture([Blend(0, tuple(weights))], sizes))
 
     def _places(self, slots: Sequence[int]) -> Places:
-        """Return where slots are read from; what fills a batch after the last one begins anew."""
+        """As in a mixture; what fills a batch after the last one begins anew."""
         return super()._places(np.asarray(slots, np.int64) % self.num_sequences)
 
 
@@ -337,7 +328,7 @@ def places_after_skips(slots: Sequence[int], skip: Sequence[tuple[int, int]]) ->
 
 
 class SkippingSampler:
-    """The sequences of a sampler without those of some ranges (data.skip).
+    """The sequences of a sampler without those of some ranges (data.skip); its methods are the sampler's.
 
     skip: first and end of each range of the sampler's slots, ascending.
 
@@ -356,15 +347,12 @@ class SkippingSampler:
         return places_after_skips(slots, self._skip)
 
     def rows(self, slots: Sequence[int]) -> TokenRows:
-        """Return the windows for `slots`, in the order asked."""
         return self.whole.rows(self.places(slots))
 
     def costs(self, slots: Sequence[int]) -> np.ndarray | None:
-        """Return what attention of each window costs; None: unknown."""
         return self.whole.costs(self.places(slots))
 
     def pieces(self, slot: int) -> list[tuple[int, int]]:
-        """Return the pieces of tokens.bin that a slot's window has: begin and end of each."""
         return self.whole.pieces(int(self.places([slot])[0]))
 
 

@@ -1,9 +1,7 @@
-"""What prepared tokens were made from, and what was read for them.
-
-The parts of tokens.json and of what is kept of a draft.
-"""
+"""What prepared tokens were made from, and what was read for them: parts of tokens.json and of a draft."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -11,11 +9,12 @@ import numpy as np
 from msgspec import Meta
 
 from mpitrain.errors import counted
-from mpitrain.inputs import shown
+from mpitrain.inputs import replacing, shown
 
 TOKENS = "tokens.bin"
 ENDS = "ends.bin"
 UNSCORED = "unscored.bin"
+NUMBERS = TOKENS, ENDS, UNSCORED
 ENDS_DTYPE = np.dtype("<i8")
 OWN = 2  # names that are a run's own: data/tokens.bin; none of them may be a link
 MOST_BYTES = 1 << 16  # of a description, which has 700
@@ -62,27 +61,21 @@ class LeftOut(msgspec.Struct, frozen=True):
 
 
 class ReadCounts(msgspec.Struct, frozen=True):
-    """What was read.
+    """What was read. size: bytes of text.  unknown: tokens for what the tokenizer doesn't know.
 
-    size: bytes of text.
-    unknown: tokens that stand for what the tokenizer doesn't know.
-    left_out: by reason.
+    By their kinds: left_out; marked, whose marks of another format were read as text; remarks,
+    files with something unusual that was put right.
     """
 
     documents: CountOrNone = 0
     size: CountOrNone = 0
     unknown: CountOrNone = 0
     files: CountOrNone = 0
-    # documents before those of data.val_path; None: there is no such path
-    training: CountOrNone | None = None
+    training: CountOrNone | None = None  # documents before those of data.val_path; None: there is none
     left_out: dict[str, LeftOut] = {}
-    # of documents whose marks of another format were read as text, by that format
     marked: dict[str, LeftOut] = {}
-    # of files that had something unusual, which was put right
     remarks: dict[str, LeftOut] = {}
-
-    # documents of each source of a mixture; empty: there is only one
-    parts: tuple[CountOrNone, ...] = ()
+    parts: tuple[CountOrNone, ...] = ()  # documents of each source of a mixture; empty: there is only one
 
     def with_part(self, part: int, of: int) -> "ReadCounts":
         """Count a document of a source, of so many sources."""
@@ -92,22 +85,12 @@ class ReadCounts(msgspec.Struct, frozen=True):
         counts[part] += 1
         return msgspec.structs.replace(self, parts=tuple(counts))
 
-    def with_remark(self, remark: str, name: str) -> "ReadCounts":
-        """Count a file with something unusual."""
-        return self._counted("remarks", remark, [name])
-
     def with_document(self, size: int, unknown: int) -> "ReadCounts":
         counts = dict(documents=self.documents + 1, size=self.size + size, unknown=self.unknown + unknown)
         return msgspec.structs.replace(self, **counts)
 
-    def without(self, reason: str, names: Sequence[str]) -> "ReadCounts":
-        return self._counted("left_out", reason, names)
-
-    def with_marked(self, markup: str, name: str) -> "ReadCounts":
-        """Count a document that is of another format than text."""
-        return self._counted("marked", markup, [name])
-
-    def _counted(self, field: str, kind: str, names: Sequence[str]) -> "ReadCounts":
+    def with_named(self, field: str, kind: str, names: Sequence[str]) -> "ReadCounts":
+        """Count what has these names in `left_out`, `marked` or `remarks`."""
         counts: dict[str, LeftOut] = getattr(self, field)
         before = counts.get(kind, LeftOut(0, shown(names[0])))
         more = LeftOut(before.count + len(names), before.first)
@@ -117,14 +100,19 @@ class ReadCounts(msgspec.Struct, frozen=True):
         """Return what was read, in one line. count: of tokens."""
         files, documents = counted(self.files, "files", ","), counted(self.documents, "documents", ",")
         read = f"{files}, {documents}, {counted(self.size, 'bytes', ',')}, {counted(count, 'tokens', ',')}"
-        unknown = (
-            f"; {self.unknown:,} tokens ({self.unknown / count:.1%}) are unknown to the tokenizer"
-            if self.unknown
-            else ""
-        )
-        as_text = f"; read as plain text: {_listed(self.marked)}{ADVICE}" if self.marked else ""
-        as_text += f"; read: {_listed(self.remarks)}" if self.remarks else ""
-        return f"{read}{unknown}{as_text}; left out: {_listed(self.left_out) or 'nothing'}"
+        if self.unknown:
+            read += f"; {self.unknown:,} tokens ({self.unknown / count:.1%}) are unknown to the tokenizer"
+        if self.marked:
+            read += f"; read as plain text: {_listed(self.marked)}{ADVICE}"
+        if self.remarks:
+            read += f"; read: {_listed(self.remarks)}"
+        return f"{read}; left out: {_listed(self.left_out) or 'nothing'}"
+
+
+def write_struct(path: Path, content: msgspec.Struct) -> None:
+    """Write a file of the run's own as JSON, under its name once it is whole. Raises OSError."""
+    with replacing(path, OWN) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
 
 
 def _listed(found: dict[str, LeftOut]) -> str:

@@ -5,13 +5,12 @@
 
 Documents are dealt to blocks of BLOCK by a permutation of the seed, the same in all epochs. A block
 is planned by itself: best-fit decreasing (Johnson, Near-optimal bin packing algorithms, 1973). An
-epoch reads the blocks in an order of its own, and the rows of a block likewise: a slot's row is
-found from the seed and the block that it is in.
+epoch reads the blocks in an order of its own, and the rows of a block likewise.
 
 A document that is longer than a row becomes pieces of a row each, and a shorter last one. The last
-token of a piece is the first one of the next: it is a target in one, an input in the other. A
-document of one token predicts nothing, and is left out. Pieces of a whole row come first among the
-rows of a block, and aren't listed: a plan is as large as its documents are many, however long.
+token of a piece is a target there, and an input in the next. A document of one token predicts
+nothing, and is left out. Pieces of a whole row come first among the rows of a block, and aren't
+listed: a plan is as large as its documents are many, however long.
 
 How many rows each block has must be known before the first step. PackCounts is kept beside the
 tokens (training/corpora.py): the first start plans all blocks, later ones those that they read.
@@ -37,8 +36,7 @@ SEEDS = 1 << 64
 def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     """Return the row of each length, [n], by best-fit decreasing; rows count from 0.
 
-    Equal lengths are placed together: of the rows with the least room that suffices, each takes as
-    many as fit, which is what taking one after the other comes to.
+    Equal lengths are placed together: each row with the least room that suffices takes as many as fit.
     """
     longest_first = np.argsort(-lengths, kind="stable")
     values, counts = np.unique(lengths, return_counts=True)
@@ -145,8 +143,7 @@ class BlockPlan(NamedTuple):
 def long_outside(pieces: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return the pieces of a row with the longest first and last, the shortest in the middle.
 
-    With context parallelism a rank has an early chunk of a row and its mirror image: of such rows
-    all have about equal work, whatever their number is.
+    With context parallelism a rank has a chunk of a row and its mirror image: all have about equal work.
     """
     by_length = sorted(pieces, key=lambda piece: piece[1] - piece[0])
     return by_length[::2][::-1] + by_length[1::2]
@@ -156,8 +153,7 @@ class PackCounts(NamedTuple):
     """What a sampler has to know of all blocks.
 
     sizes: rows of each, int64.  num_pairs: (query, key) pairs of all rows that see each other.
-    num_left_out: documents that are longer than a row, if these must be whole; too_long: tokens of
-    the longest of them.
+    num_left_out: documents longer than a row, which must be whole; too_long: tokens of the longest.
     """
 
     sizes: np.ndarray

@@ -19,10 +19,7 @@ class LibraryFailure(Exception):
 
 @functools.cache
 def _kept() -> int:
-    """Return the descriptor of a file in memory.
-
-    It is made once: documents are many, and some take less time than to make it.
-    """
+    """Return the descriptor of a file in memory; many a document takes less time than to make one."""
     with nameless_file() as file:
         return os.dup(file.fileno())
 

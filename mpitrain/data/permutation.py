@@ -84,8 +84,7 @@ ORDERS: dict[str, Callable[[int, int], Order]] = {FEISTEL: FeistelOrder, SORTED:
 def even_side(num_windows: int) -> int:
     """Return the least even side of a square that has a cell for each window.
 
-    A shift by one of an even number of places is an odd permutation. With an odd side all rounds
-    are even ones, and even permutations of a few windows come more often than odd ones.
+    With an odd side all rounds are even permutations, which come more often of a few windows then.
     """
     least = math.isqrt(num_windows - 1) + 1
     return least + least % 2
@@ -94,9 +93,7 @@ def even_side(num_windows: int) -> int:
 def permuted_cells(cells: np.ndarray, side: int, keys: np.ndarray) -> np.ndarray:
     """Send cells of a square through a Feistel network: a permutation of range(side * side).
 
-    cells: uint64, [n].
-    side: at most 2**31.
-    keys: uint64, one a round.
+    cells: uint64, [n].  side: at most 2**31.  keys: uint64, one a round.
 
     A round swaps row and column, and shifts one by a hash of the other, modulo the side.
     """
@@ -125,9 +122,5 @@ def hashed_below(numbers: np.ndarray, key: np.uint64, limit: np.uint64) -> np.nd
 
 
 def raw_bits(seed: int, epoch: int, count: int) -> np.ndarray:
-    """Return random numbers of an epoch, uint64, [count].
-
-    Raw bits of a bit generator are the same in every NumPy version; methods of Generator, such as
-    permutation, are not.
-    """
+    """Return random numbers of an epoch, uint64, [count]: raw bits, the same in every NumPy version."""
     return np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(count)

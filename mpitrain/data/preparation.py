@@ -33,7 +33,7 @@ from mpitrain.data.corpus_files import (
 )
 from mpitrain.data.draft import Draft, remove_draft
 from mpitrain.data.encoding import Encoder, LocalEncoder, encoded
-from mpitrain.data.origin import ENDS, FORM, OWN, TOKENS, UNSCORED, Origin, ReadCounts
+from mpitrain.data.origin import FORM, NUMBERS, OWN, Origin, write_struct
 from mpitrain.data.pace import Pace
 from mpitrain.data.read_tokens import Tokens
 from mpitrain.data.shared_tokens import SharedFolder, link_or_copy, of_content
@@ -50,7 +50,6 @@ from mpitrain.data.tokens import (
     open_ends,
     open_tokens,
     require_own,
-    write_description,
 )
 from mpitrain.data.verified import COPIES, PACKED
 from mpitrain.errors import DataError, InputError, StoppedEarly, counted
@@ -63,10 +62,9 @@ EncoderOf = Callable[[Tokenizer, int], Encoder]
 
 
 class Reporter(NamedTuple):
-    """Who hears how far the work is.
+    """Who hears how far the work is. line: prints a line.
 
     doing: called with what comes next; if it raises StoppedEarly, what is prepared is kept.
-    line: prints a line.
     """
 
     doing: Callable[[str], object] = lambda what: None
@@ -107,7 +105,6 @@ def prepare(
         if place and _is_taken(place, folder, work, accept):
             return
         description = _prepared(folder, work, accept)
-        _finish(folder, description, DRAFT)
         if place and (trouble := place.publish(folder, description)):
             report.line(trouble)
 
@@ -137,8 +134,7 @@ def prepare_store(
                 if found := _published(place, work):
                     note_intact(place.path, found)
                 else:
-                    description = _prepared(place.path, work, lambda *prepared: None)
-                    _finish(place.path, description, DRAFT)
+                    _prepared(place.path, work, lambda *prepared: None)
                 place.note()
     finally:
         for folder in new:
@@ -155,8 +151,7 @@ class _Work(NamedTuple):
     """What is to be prepared. texts: the documents from a position on, with so many damaged before it.
 
     first_of_validation: the first file of data.val_path; None: there is no such path.
-    counts: files of each source.
-    begins: reads how each file begins.
+    counts: files of each source.  begins: reads how each file begins.
     stamps: of the files, when they were listed.
     """
 
@@ -185,12 +180,8 @@ def _work(corpus: Corpus, tokenizer: Tokenizer, encoder_of: EncoderOf, report: R
     stamps = stamps_of(listing)
     origin = _origin(corpus, listing, tokenizer, num_validation, counts)
     first = len(listing.files) - num_validation if num_validation else None
-    conversations = Conversations(tokenizer)
-    rule = corpus.rule(vocabulary_of(tokenizer))._replace(conversations=conversations)
-
-    def texts(begin: Position, num_damaged: int) -> Iterator[Document]:
-        return part_documents(corpus, listing, counts, begin, rule, num_damaged)
-
+    rule = corpus.rule(vocabulary_of(tokenizer))._replace(conversations=Conversations(tokenizer))
+    texts = partial(part_documents, corpus, listing, counts, rule)
     begins = partial(require_begins, corpus, listing, counts, rule)
     return _Work(origin, listing, texts, first, tokenizer, encoder_of, report, counts, begins, stamps)
 
@@ -219,7 +210,7 @@ def _origin(
 def _rule_of(
     sources: Sequence[Source], corpus: Corpus, counts: Sequence[int], conversations: Conversations
 ) -> str:
-    """Return what a description notes of how ids are read; "" where nothing but the tokenizer says it."""
+    """Return what a description notes of how ids are read; "": the tokenizer alone says it."""
     of_ids = any(source.holds_tokens for source in sources)
     given = {"ends": corpus.ends, "dtype": corpus.dtype or None} if of_ids else {}
     if any(source.converse for source in sources):
@@ -229,24 +220,21 @@ def _rule_of(
 
 
 def _finish(folder: Path, description: Description, ending: str) -> None:
-    """Give complete files their names, which have an ending more until now, and describe them.
-
-    Raises OSError.
-    """
+    """Take the ending off the names of complete files, and describe them. Raises OSError."""
     remove(folder / DESCRIPTION, OWN)  # an old description never stands beside new tokens
-    for name in (TOKENS, ENDS, UNSCORED):
+    for name in NUMBERS:
         if name in description.files:
             rename(folder / f"{name}{ending}", name, OWN)
         else:
             remove(folder / name, OWN)
-    write_description(folder / DESCRIPTION, description)
+    write_struct(folder / DESCRIPTION, description)
     note_intact(folder, description)
     remove_draft(folder)
 
 
 def _published(place: SharedFolder, work: _Work) -> Description | None:
     """Return the description of published tokens, if they are there and whole."""
-    if not place.is_there(DESCRIPTION):
+    if not place.is_there():
         return None
     try:
         found = describe_complete(place.path)
@@ -281,11 +269,9 @@ def _is_taken(place: SharedFolder, folder: Path, work: _Work, accept: Accept) ->
 
 
 def _is_prepared(folder: Path, origin: Origin, trained: str, report: Reporter) -> bool:
-    """Return whether the tokens are those of the corpus.
+    """Return whether the tokens are those of the corpus; those of form 1 are, if the run has trained on them.
 
     Raises DataError if the digest is right, but some aren't the tokenizer's.
-
-    Those of form 1 are, if the run has trained on them: a corpus is read differently since.
     """
     try:
         found = describe_complete(folder)
@@ -296,11 +282,7 @@ def _is_prepared(folder: Path, origin: Origin, trained: str, report: Reporter) -
 
 
 def _are_purged(folder: Path, work: _Work, trained: str) -> bool:
-    """Return whether files of the corpus were removed since, no other changed, and its tokens are there.
-
-    A purge of scratch space takes what was not read for some weeks: a run that has its tokens needs
-    no text.
-    """
+    """Return whether files of the corpus were removed since, no other changed, and its tokens are there."""
     try:
         found = describe(folder)
         since = (folder / DESCRIPTION).stat().st_mtime_ns
@@ -316,18 +298,8 @@ def _are_purged(folder: Path, work: _Work, trained: str) -> bool:
     return True
 
 
-def _with_listing(tally: ReadCounts, listing: Listing) -> ReadCounts:
-    """Add what was read and left out of whole files."""
-    for reason, names in listing.left_out.items():
-        tally = tally.without(reason, names)
-    return msgspec.structs.replace(tally, files=len(listing.files))
-
-
 def _prepared(folder: Path, work: _Work, accept: Accept) -> Description:
-    """Write all tokens into the draft, and return their description.
-
-    Raises what `accept` and the reporter do, and OSError.
-    """
+    """Write all tokens, and return their description. Raises what `accept` and the reporter do, OSError."""
     dtype = dtype_for(work.tokenizer.vocab)
     draft = Draft(folder, work.origin, dtype, work.report.doing)
     try:
@@ -342,18 +314,19 @@ def _prepared(folder: Path, work: _Work, accept: Accept) -> Description:
         description = Description(work.origin, *made, **of_split, unscored=digest, num_unscored=runs)
         accept(description, tokens, ends)
         draft.close()
-    except StoppedEarly:
-        draft.keep()
+    except BaseException as error:
+        if isinstance(error, StoppedEarly):
+            draft.keep()
         draft.stop()
+        if isinstance(error, InputError):  # with another text or tokenizer nothing of it is of use
+            remove_draft(folder)
         raise
-    except InputError:  # with another text or tokenizer nothing of it is of use
-        draft.stop()
-        remove_draft(folder)
-        raise
-    except BaseException:
-        draft.stop()
-        raise
-    return msgspec.structs.replace(description, tally=_with_listing(description.tally, work.listing))
+    tally = msgspec.structs.replace(description.tally, files=len(work.listing.files))
+    for reason, names in work.listing.left_out.items():
+        tally = tally.with_named("left_out", reason, names)
+    description = msgspec.structs.replace(description, tally=tally)
+    _finish(folder, description, DRAFT)
+    return description
 
 
 def _require_unchanged(work: _Work) -> None:
@@ -384,7 +357,7 @@ def _encode(work: _Work, draft: Draft) -> None:
         if is_first and draft.tally.training is None:
             draft.tally = msgspec.structs.replace(draft.tally, training=draft.tally.documents)
         if document.left_out:
-            draft.tally = draft.tally.without(document.left_out, [document.name])
+            draft.tally = draft.tally.with_named("left_out", document.left_out, [document.name])
         if document.num_bytes:
             each(f"preparing the tokens of {document.name}")
         if ids.size:
@@ -392,10 +365,8 @@ def _encode(work: _Work, draft: Draft) -> None:
             draft.tally = draft.tally.with_part(part, len(work.counts))
             _add(draft, document, ids, between, before, tokenizer.unknown)
     if draft.count == 0:
-        raise DataError(
-            "data.tokenizer gives no tokens for the text of data.path; it knows none of the characters: use "
-            "another one"
-        )
+        found = "data.tokenizer gives no tokens for the text of data.path"
+        raise DataError(f"{found}; it knows none of the characters: use another one")
 
 
 def _add(
@@ -410,11 +381,11 @@ def _add(
     if document.complete:
         between = before = np.empty(0, ids.dtype)
     with_begin = np.concatenate([before, ids]) if before.size else ids
-    tally = draft.tally.with_document(document.num_bytes, _num_unknown(ids, unknown))
-    if document.markup:
-        tally = tally.with_marked(document.markup, document.name)
-    if document.remark:
-        tally = tally.with_remark(document.remark, document.name)
+    num_unknown = 0 if unknown is None else int((ids == unknown).sum())
+    tally = draft.tally.with_document(document.num_bytes, num_unknown)
+    for field, kind in (("marked", document.markup), ("remarks", document.remark)):
+        if kind:
+            tally = tally.with_named(field, kind, [document.name])
     scored = document.scored
     if scored is not None:  # nothing predicts how a document begins
         scored = np.concatenate([np.zeros(before.size, bool), scored])
@@ -425,7 +396,3 @@ def _read(documents: Iterator[Document], each: Callable[[str], object]) -> Itera
     for document in documents:
         each(f"reading {document.name}")
         yield document
-
-
-def _num_unknown(ids: np.ndarray, unknown: int | None) -> int:
-    return 0 if unknown is None else int((ids == unknown).sum())

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.data.origin import OWN
 from mpitrain.errors import DataError
-from mpitrain.inputs import open_regular
+from mpitrain.inputs import open_regular, os_errors_as
 
 MAP = "map"
 
@@ -36,23 +36,25 @@ class ReadTokens:
         return np.concatenate(found) if found else np.empty(0, self.dtype)
 
     def _read(self, begin: int, last: int) -> np.ndarray:
-        offset = begin * self.dtype.itemsize
         size = max(last - begin, 0) * self.dtype.itemsize
-        parts = list[bytes]()
-        while size:
-            try:
-                part = os.pread(self._opened.fileno(), size, offset)
-            except OSError as error:
-                raise DataError(f"{self._file} cannot be read: {error.strerror}; start again") from error
-            if not part:
-                raise DataError(f"{self._file} became shorter while it was read; start again")
-            parts.append(part)
-            offset += len(part)
-            size -= len(part)
-        return np.frombuffer(b"".join(parts), self.dtype)
+        with os_errors_as(DataError, f"{self._file} cannot be read", "start again"):
+            content = pread(self._opened.fileno(), size, begin * self.dtype.itemsize)
+        if len(content) < size:
+            raise DataError(f"{self._file} became shorter while it was read; start again")
+        return np.frombuffer(content, self.dtype)
 
 
 Tokens = np.ndarray | ReadTokens
+
+
+def pread(descriptor: int, count: int, place: int) -> bytes:
+    """Read so many bytes, or up to the end of the file; the system may give fewer at a time."""
+    pieces = list[bytes]()
+    while count and (piece := os.pread(descriptor, min(count, 1 << 30), place)):
+        pieces.append(piece)
+        place += len(piece)
+        count -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def open_numbers(file: Path, dtype: np.dtype, count: int, read: str = MAP) -> Tokens:

@@ -18,8 +18,8 @@ import msgspec
 import xxhash
 
 from mpitrain.data.corpus_files import Listing, content_of, looks_of
-from mpitrain.data.origin import OWN, Origin
-from mpitrain.data.tokens import Description, note_intact, write_description
+from mpitrain.data.origin import OWN, Origin, write_struct
+from mpitrain.data.tokens import DESCRIPTION, Description, note_intact
 from mpitrain.data.verified import folder_from, note_from
 from mpitrain.inputs import folder_of, kind_of, open_regular, remove, rename, replacing, shown
 
@@ -33,7 +33,7 @@ class SharedFolder:
         origin: Origin,
         listing: Listing,
         each: Callable[[str], object],
-        before: Callable[[], object] = lambda: None,
+        before: Callable[[], object],
     ):
         """before: called before files are read to be compared; raises what is wrong with them."""
         left_out = {reason: len(names) for reason, names in listing.left_out.items()}
@@ -46,10 +46,10 @@ class SharedFolder:
         what = msgspec.json.encode((of_content(origin), content_of(listing, each), left_out), order="sorted")
         self.path = Path(folder) / xxhash.xxh3_128_hexdigest(what)
 
-    def is_there(self, description: str) -> bool:
-        """Return whether anything was published. description: the name of the file that is published last."""
+    def is_there(self) -> bool:
+        """Return whether anything was published: the description is the last file."""
         with suppress(OSError):
-            return kind_of(self.path / description) is not None
+            return kind_of(self.path / DESCRIPTION) is not None
         return False
 
     def note(self) -> None:
@@ -68,8 +68,8 @@ class SharedFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             for name in names:
                 link_or_copy(folder / name, self.path / drafts[name])
-            origin = of_content(description.origin)
-            write_description(self.path / drafts[last], msgspec.structs.replace(description, origin=origin))
+            about = msgspec.structs.replace(description, origin=of_content(description.origin))
+            write_struct(self.path / drafts[last], about)
             for name, draft in drafts.items():
                 rename(self.path / draft, name, OWN)
             note_intact(self.path, description)

@@ -1,8 +1,7 @@
-"""A source: how files become documents. One object, in one file of data/sources/ or in a module of the
-user's own (plugins.py).
+"""A source: which files it reads, and what documents they hold: text, or ids that are tokens already.
 
-It says which files it reads and what documents they hold: text, or ids that are tokens already.
-Nobody else knows sources by name.
+It is one object, in one file of data/sources/ or in a module of the user's own (plugins.py). Nobody
+else knows sources by name.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ class File(NamedTuple):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where a document ends: in how many files before this one all is read, and how much of this
-    one, in bytes and lines.
+    """Where a document ends: how many files before this one are read, and how much of this one, in bytes
+    and lines.
     """
 
     files: Annotated[int, Meta(ge=0)] = 0
@@ -112,11 +111,9 @@ class Numbers(Protocol):
 
 
 class TokenFile(NamedTuple):
-    """The ids of a file.
+    """The ids of a file. scored, remark: as Document has them.
 
     ends: of its documents, ascending, the last one the number of ids; None: a token ends them.
-    scored: of each id, whether it carries loss; None: all do.
-    remark: as Document has it.
     """
 
     ids: Numbers
@@ -130,23 +127,10 @@ class Damaged(Exception):
 
 
 class Bundled(NamedTuple):
-    """A corpus that is on every machine: there is no data.path to it.
-
-    root: returns its folder.  if_absent: why there may be none, and what to do.
-    """
+    """A corpus of every machine, in the folder that `root` returns. if_absent: why there may be none."""
 
     root: Callable[[], Path]
     if_absent: str
-
-
-def no_companions(path: Path) -> Sequence[Path]:
-    """Return the files that belong to a file of most sources: none."""
-    return ()
-
-
-def itself(path: Path) -> Path:
-    """Return the file that a path names, of most sources."""
-    return path
 
 
 def is_hidden(name: str) -> bool:
@@ -196,8 +180,8 @@ class Source:
     tokens: Callable[[File, TokenRule], TokenFile] | None = None
     choose: Callable[[File], Source] | None = None
     converse: Callable[[File, Position, Conversations], Iterator[Document]] | None = None
-    companions: Callable[[Path], Sequence[Path]] = no_companions
-    main: Callable[[Path], Path] = itself
+    companions: Callable[[Path], Sequence[Path]] = lambda path: ()
+    main: Callable[[Path], Path] = lambda path: path
     files_in: Callable[[Path], Sequence[Path] | None] | None = None
 
     @property

@@ -1,5 +1,4 @@
-"""Which special tokens stand between documents and before each, as the model of a tokenizer was
-trained in its pretraining.
+"""Which special tokens stand between documents and before each, as in a model's pretraining.
 
 Only an added token that is special can be one: Gemma-3 has a `</s>` that is an HTML tag, Qwen3 one
 in its plain vocabulary. What tokenizer_config.json calls eos_token is of a chat model the end of a
@@ -60,10 +59,7 @@ class Named(NamedTuple):
 
 
 def declared(tokenizer_file: Path) -> Declared:
-    """Return what tokenizer_config.json beside a tokenizer's file says.
-
-    Nothing if there is none that can be read.
-    """
+    """Return what tokenizer_config.json beside a tokenizer's file says; nothing if it can't be read."""
     try:
         return declared_in(read_file(tokenizer_file.with_name(CONFIG), MOST_CONFIG_BYTES))
     except OSError:
@@ -77,11 +73,8 @@ def declared_in(content: bytes) -> Declared:
     except ValueError:
         return Declared()
     adds = found.get("add_bos_token")
-    return Declared(
-        text_of_token(found.get("eos_token")),
-        text_of_token(found.get("bos_token")),
-        adds if isinstance(adds, bool) else None,
-    )
+    end, begin = (text_of_token(found.get(name)) for name in ("eos_token", "bos_token"))
+    return Declared(end, begin, adds if isinstance(adds, bool) else None)
 
 
 def text_of_token(token: Any) -> str:
@@ -93,11 +86,7 @@ def text_of_token(token: Any) -> str:
 def end_of_text(
     asked: str | None, special: Mapping[str, int], every: Mapping[str, int], says: Declared
 ) -> Named | None:
-    """Return the token between two documents; None if nothing stands there.
-
-    asked: data.end_of_text.
-    Raises DataError.
-    """
+    """Return the token between two documents, or None. asked: data.end_of_text. Raises DataError."""
     if asked is not None:
         return _asked("data.end_of_text", asked, special, every)
     if says.end in END_OF_TEXT and says.end in special:
@@ -113,12 +102,9 @@ def end_of_text(
 def begin_of_text(
     asked: str | None, special: Mapping[str, int], every: Mapping[str, int], says: Declared, first: str
 ) -> Named | None:
-    """Return the token before each document; None if there is none.
+    """Return the token before each document, or None. Raises DataError.
 
-    asked: data.begin_of_text.
-    Raises DataError.
-
-    first: what the tokenizer itself puts in front of a text.
+    asked: data.begin_of_text.  first: what the tokenizer itself puts in front of a text.
     """
     if asked is not None:
         return _asked("data.begin_of_text", asked, special, every)

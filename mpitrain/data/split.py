@@ -1,8 +1,8 @@
 """Training and validation text: stretches of the tokens that share none.
 
-Whole documents are held out, chosen by a hash of their place in the corpus and the seed: a corpus
-that is ordered by its sources is validated with all of them. Of a document that is longer than all
-that is held out its end is taken instead, unless it is a conversation, which is never cut.
+Whole documents are held out, chosen by a hash of their place and the seed: a corpus that is ordered
+by its sources is validated with all of them. Of a document that is longer than all that is held out
+its end is taken instead, unless it is a conversation, which is never cut.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,9 +51,9 @@ def split(
     long_begins, long_lasts = _bounds(ends, long)
     tails = ((long_lasts - long_begins) * val_fraction).astype(np.int64)
     held_out = np.stack([np.append(begins, long_lasts - tails), np.append(lasts, long_lasts)], axis=1)
-    held_out = held_out[held_out[:, 1] > held_out[:, 0]]
+    held_out = _not_empty(held_out)
     held_out = held_out[np.argsort(held_out[:, 0])]
-    num_held_out = int((held_out[:, 1] - held_out[:, 0]).sum())
+    num_held_out = int(np.diff(held_out).sum())
     if not uncut and not window <= num_held_out <= count - window:
         return tail(count, val_fraction, sequence)
     whole_documents = counted(len(whole), "whole documents", ",")
@@ -66,11 +66,9 @@ def without(found: Split, ends: np.ndarray, copies: np.ndarray, sequence: int) -
     """Leave copies of held-out documents out of training, unless nothing would be left to train on."""
     if not copies.size:
         return found
-    begins = np.concatenate([[0], ends[:-1]])
-    parts = np.stack([begins[copies], ends[copies]], axis=1)
-    train = _minus(found.train, _joined(parts))
+    train = _minus(found.train, _joined(np.stack(_bounds(ends, copies), axis=1)))
     many = counted(len(copies), "documents", ",")
-    if (train[:, 1] - train[:, 0]).sum() <= sequence:
+    if np.diff(train).sum() <= sequence:
         why = "are copies of them, without which it is too short"
         return found._replace(description=f"{found.description}; of the training text {many} {why}")
     description = f"{found.description}; {many} that are copies of them are left out of training"
@@ -79,31 +77,32 @@ def without(found: Split, ends: np.ndarray, copies: np.ndarray, sequence: int) -
 
 def within(stretches: np.ndarray, begin: int, end: int) -> np.ndarray:
     """Return the parts of stretches that lie between two tokens."""
-    found = np.clip(stretches, begin, end)
-    return found[found[:, 1] > found[:, 0]]
+    return _not_empty(np.clip(stretches, begin, end))
+
+
+def _not_empty(stretches: np.ndarray) -> np.ndarray:
+    return stretches[stretches[:, 1] > stretches[:, 0]]
 
 
 def _minus(stretches: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """Return stretches without parts of them; both are in order."""
     rest = _between(parts, int(stretches[-1, 1]) if len(stretches) else 0)
-    begins = [one[_are_in(one[:, 0], other), 0] for one, other in ((stretches, rest), (rest, stretches))]
-    lasts = [one[_are_in(one[:, 1] - 1, other), 1] for one, other in ((stretches, rest), (rest, stretches))]
+    both = (stretches, rest), (rest, stretches)
+    begins = [one[are_within(one[:, 0], one[:, 0] + 1, other), 0] for one, other in both]
+    lasts = [one[are_within(one[:, 1] - 1, one[:, 1], other), 1] for one, other in both]
     return np.stack([np.unique(np.concatenate(begins)), np.unique(np.concatenate(lasts))], axis=1)
 
 
-def _are_in(tokens: np.ndarray, stretches: np.ndarray) -> np.ndarray:
-    """Return which tokens lie in a stretch."""
+def are_within(begins: np.ndarray, ends: np.ndarray, stretches: np.ndarray) -> np.ndarray:
+    """Return which parts, of which begins and ends are given, lie within one of the stretches."""
     if not len(stretches):
-        return np.zeros(len(tokens), bool)
-    number = np.searchsorted(stretches[:, 0], tokens, side="right") - 1
-    return (number >= 0) & (tokens < stretches[number, 1])
+        return np.zeros(len(begins), bool)
+    number = np.searchsorted(stretches[:, 0], begins, side="right") - 1
+    return (number >= 0) & (ends <= stretches[number, 1])
 
 
 def tail(count: int, val_fraction: float, sequence: int) -> Split:
-    """Hold out the last `val_fraction` of the tokens, but at least one sequence.
-
-    Training keeps at least one as well.
-    """
+    """Hold out the last `val_fraction` of the tokens, at least one sequence; training keeps one, too."""
     _require_enough(count, val_fraction, sequence)
     window = sequence + 1
     held_out = min(max(int(count * val_fraction), window), count - window)
@@ -123,10 +122,9 @@ def apart(ends: np.ndarray, num_training: int, sequence: int) -> Split:
     return _at(count, place, "those of data.val_path")
 
 
-def _at(count: int, place: int, description: str) -> Split:
-    return Split(
-        np.array([[0, place]]), np.array([[place, count]]), f"{count - place:,} tokens: {description}"
-    )
+def _at(count: int, place: int, which: str) -> Split:
+    description = f"{count - place:,} tokens: {which}"
+    return Split(np.array([[0, place]]), np.array([[place, count]]), description)
 
 
 def _require_enough(count: int, val_fraction: float, sequence: int) -> None:
@@ -151,7 +149,7 @@ def _bounds(ends: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarr
 class _Chosen:
     """Which documents are held out: the first, in the order of their hashes, that have a share of the tokens.
 
-    Documents are looked at BLOCK at a time: only those near the last one that is chosen are sorted.
+    Only those near the last one that is chosen are sorted.
     long: documents longer than all that is held out, of which a part may be.
     """
 
@@ -182,9 +180,7 @@ class _Chosen:
             short = lengths <= self._longest
             before.append(numbers[short & (groups < last)])
             here = short & (groups == last)
-            group.append(
-                np.stack([hashes[here], numbers[here].astype(np.uint64), lengths[here].astype(np.uint64)])
-            )
+            group.append(np.stack([x[here].astype(np.uint64) for x in (hashes, numbers, lengths)]))
         hashes, numbers, lengths = np.concatenate(group, axis=1)
         order = np.argsort(hashes, kind="stable")
         earlier = int(self._sums[last - 1]) if last else 0
@@ -227,8 +223,7 @@ def _hashes(places: np.ndarray, seed: int) -> np.ndarray:
 
 def _between(stretches: np.ndarray, count: int) -> np.ndarray:
     """Return what lies between stretches, which are in order."""
-    found = np.stack([np.append(0, stretches[:, 1]), np.append(stretches[:, 0], count)], axis=1)
-    return found[found[:, 1] > found[:, 0]]
+    return _not_empty(np.stack([np.append(0, stretches[:, 1]), np.append(stretches[:, 0], count)], axis=1))
 
 
 def _joined(stretches: np.ndarray) -> np.ndarray:

@@ -37,20 +37,18 @@ def statistics_of(
     begin_of_text: int | None,
     each: Callable[[int], object] = lambda document: None,
 ) -> CorpusStatistics:
-    """Read all documents once, in memory of 16 bytes for each. each: called with its number."""
+    """Read all documents once, in memory of 18 bytes for each. each: called with its number."""
     lengths = np.diff(ends, prepend=0)
     hashes = np.empty(len(ends), np.uint64)
-    double = _Counter()
-    constant = _Counter()
+    double, constant = np.zeros((2, len(ends)), bool)
     for number, (end, length) in enumerate(zip(ends.tolist(), lengths.tolist(), strict=True)):
         each(number)
         ids = np.asarray(tokens[end - length : end])
         if end_of_text is not None and ids.size and int(ids[-1]) == end_of_text:
             ids = ids[:-1]
         hashes[number] = xxhash.xxh3_64_intdigest(np.ascontiguousarray(ids))
-        begins = begin_of_text is not None and (ids[:2] == begin_of_text).tolist() == [True, True]
-        double.add(number, begins)
-        constant.add(number, _is_constant(ids))
+        double[number] = begin_of_text is not None and (ids[:2] == begin_of_text).tolist() == [True, True]
+        constant[number] = _is_constant(ids)
     _, firsts, counts = np.unique(hashes, return_index=True, return_counts=True)
     most = int(np.argmax(counts))
     places = np.quantile(lengths, SHARES, method="lower").tolist()
@@ -61,8 +59,8 @@ def statistics_of(
         len(ends) - len(counts),
         int(counts[most]),
         int(firsts[most]),
-        (double.count, double.first),
-        (constant.count, constant.first),
+        _count_and_first(double),
+        _count_and_first(constant),
     )
 
 
@@ -74,14 +72,5 @@ def _is_constant(ids: np.ndarray) -> bool:
     return bool((ids == middle).mean() >= CONSTANT_SHARE)
 
 
-class _Counter:
-    """How many documents are of a kind, and the first of them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.first = -1
-
-    def add(self, number: int, is_one: bool) -> None:
-        if is_one:
-            self.first = self.first if self.count else number
-            self.count += 1
+def _count_and_first(are: np.ndarray) -> tuple[int, int]:
+    return int(are.sum()), int(are.argmax()) if are.any() else -1

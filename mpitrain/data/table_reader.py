@@ -3,12 +3,12 @@
 python -P -m mpitrain.data.table_reader LIMITS      TableRequest on stdin; lists of TableRow on stdout
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
-from mpitrain.data.limited import serve
+from mpitrain.data.limited import grouped, serve
 from mpitrain.errors import LibraryError
 from mpitrain.inputs import listed, shown
 
@@ -57,18 +57,16 @@ def answer(given: bytes) -> Iterator[bytes]:
         head = file.read(6)
         file.seek(0)
         if head.startswith(PARQUET):
-            yield from _in_parts(_of_parquet(parquet.ParquetFile(file), request), request)
+            batches = _of_parquet(parquet.ParquetFile(file), request)
         else:
             if head.startswith(END_OF_STREAM[:4]):
                 _require_end(file)
             reader = ipc.open_file(file) if head == FILE else ipc.open_stream(file)
-            batches = (
-                (reader.get_batch(number) for number in range(reader.num_record_batches))
-                if head == FILE
-                else iter(reader)
-            )
             _require(request.column, reader.schema.names)
-            yield from _in_parts(_after(batches, request.first), request)
+            every = map(reader.get_batch, range(reader.num_record_batches)) if head == FILE else reader
+            batches = _after(every, request.first)
+        rows = (row for batch in batches for row in _rows(batch, request))
+        yield from map(msgspec.msgpack.encode, grouped(rows, _size, PART_BYTES))
 
 
 def _require_end(file: Any) -> None:
@@ -93,7 +91,7 @@ def _of_parquet(table: Any, request: TableRequest) -> Iterator[Any]:
     yield from _after(batches, first)
 
 
-def _after(batches: Iterator[Any], first: int) -> Iterator[Any]:
+def _after(batches: Iterable[Any], first: int) -> Iterator[Any]:
     """Yield the rows after the first ones, in slices of ROWS."""
     for batch in batches:
         skipped = min(first, batch.num_rows)
@@ -107,29 +105,19 @@ def _require(column: str, names: list[str]) -> None:
         raise ValueError(f'no column "{shown(column)}", but {listed(names)}: data.text_key says which one')
 
 
-def _in_parts(batches: Iterator[Any], request: TableRequest) -> Iterator[bytes]:
-    rows = list[TableRow]()
-    size = 0
-    for batch in batches:
-        batch.validate(full=True)
-        for row in _rows(batch, request):
-            rows.append(row)
-            size += len(row.text) + (len(row.ids.content) if row.ids else 0) + 64
-            if size > PART_BYTES:
-                yield msgspec.msgpack.encode(rows)
-                rows, size = [], 0
-    if rows:
-        yield msgspec.msgpack.encode(rows)
+def _size(row: TableRow) -> int:
+    return len(row.text) + (len(row.ids.content) if row.ids else 0) + 64
 
 
 def _rows(batch: Any, request: TableRequest) -> Iterator[TableRow]:
     import pyarrow as pa
 
+    batch.validate(full=True)
     column = batch.column(request.column)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     kind = column.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view"
+    is_text = str(kind) in ("string", "large_string", "string_view")
     is_ids = _is_list_of(kind, pa.types.is_integer)
     if not is_text and not is_ids:
         found = f'column "{shown(request.column)}" has {shown(str(kind))}'

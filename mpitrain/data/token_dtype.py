@@ -4,8 +4,5 @@ import numpy as np
 
 
 def dtype_for(vocab: int) -> np.dtype:
-    """The smallest unsigned type that holds every id, little-endian.
-
-    The file means the same on every machine.
-    """
+    """Return the smallest unsigned type that holds every id, little-endian."""
     return np.min_scalar_type(vocab - 1).newbyteorder("<")

@@ -34,7 +34,7 @@ class _Stored:
         self.vocab = description.origin.vocab
         self.end_of_text = description.origin.end_of_text
         self._tokens = open_tokens(folder)
-        self._unscored = open_unscored(folder)
+        self.unscored = open_unscored(folder)
         ends = np.asarray(open_ends(folder))
         if not ends.size:
             raise DataError(f"{shown(folder)}: tokens of an older version, without ends of documents")
@@ -42,21 +42,14 @@ class _Stored:
         self.ends[-1] += self.end_of_text is not None
         self.count = int(self.ends[-1])
 
-    @property
-    def has_masks(self) -> bool:
-        return self._unscored is not None
-
     def ids(self, dtype: np.dtype) -> Iterator[np.ndarray]:
-        """Yield all ids, in blocks."""
         for begin in range(0, len(self._tokens), BLOCK):
             yield self._tokens[begin : begin + BLOCK].astype(dtype)
         if self.end_of_text is not None:
             yield np.array([self.end_of_text], dtype)
 
-    def masks(self) -> Iterator[np.ndarray]:
-        """Yield a byte for each id: whether it carries loss."""
-        runs = self._unscored
-        assert runs is not None
+    def masks(self, runs: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield a byte for each id: whether it carries loss. runs: those that don't."""
         for begin in range(0, self.count, BLOCK):
             mask = np.ones(min(BLOCK, self.count - begin), np.uint8)
             first = np.searchsorted(runs[:, 1], begin, side="right")
@@ -97,13 +90,11 @@ def write_tokens(folder: Path, target: Path) -> tuple[Path, ...]:
 
 def _megatron(stored: _Stored, target: Path) -> Contents:
     lengths = np.diff(stored.ends, prepend=0)
-    if stored.has_masks:
+    if stored.unscored is not None:
         raise DataError(f"--to {shown(target)}: Megatron-LM's files hold no loss masks; use .ds or .npy")
-    if int(lengths.max()) > LONGEST:
-        longest = int(lengths.max())
-        raise DataError(
-            f"--to {shown(target)}: a document has {longest:,} tokens; needed at most {LONGEST:,}"
-        )
+    if (longest := int(lengths.max())) > LONGEST:
+        found = f"a document has {longest:,} tokens; needed at most {LONGEST:,}"
+        raise DataError(f"--to {shown(target)}: {found}")
     code = 8 if stored.vocab < MEGATRON_WIDE else 4
     dtype = np.dtype(megatron.TYPES[code])
     header = megatron.HEADER.pack(megatron.MAGIC, 1, code, len(lengths), len(lengths) + 1)
@@ -131,7 +122,8 @@ def _numpy(stored: _Stored, target: Path) -> Contents:
 
 
 def _masks(stored: _Stored, target: Path) -> Contents:
-    return {with_ending(target, LOSS): stored.masks()} if stored.has_masks else {}
+    runs = stored.unscored
+    return {} if runs is None else {with_ending(target, LOSS): stored.masks(runs)}
 
 
 FORMATS = {".bin": _megatron, ".ds": _datatrove, ".npy": _numpy}

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from mpitrain.data.memory_left import shortage
+from mpitrain.data.read_tokens import pread
 from mpitrain.data.source import NO_TEXT, Damaged, Document, File, Position, TokenFile, TokenRule
 from mpitrain.inputs import open_file, shown
 
@@ -26,8 +27,6 @@ MOST_BYTES = 1 << 60
 INDEX_COPIES = 5  # of an index, until the ends of documents are made of it
 LOSS = ".loss"  # what the name of a mask has after that of the ids
 TYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint8", "uint16", "uint32", "uint64")}
-
-
 NO_RULE = TokenRule()
 
 
@@ -40,12 +39,12 @@ class StoredArray:
         self.dtype = dtype
         self._begin = begin
         size = file_size(path) - begin
+        self.count = size // dtype.itemsize if count is None else count
         if count is None and size % dtype.itemsize:
             raise Damaged(
                 f"{shown(path)} has {size:,} bytes of ids, which is no multiple of {dtype.itemsize}: it was "
                 f"cut, or has ids of another size than {dtype.name} (data.dtype)"
             )
-        self.count = size // dtype.itemsize if count is None else count
         if count is not None and size != count * dtype.itemsize:
             raise Damaged(
                 f"{shown(path)} has {size:,} bytes after its header, needed {count * dtype.itemsize:,} for "
@@ -54,8 +53,7 @@ class StoredArray:
 
     def read(self, first: int, last: int) -> np.ndarray:
         """Return numbers `first` to `last`. Raises Damaged, OSError."""
-        begin = self._begin + first * self.dtype.itemsize
-        return read_part(self.path, self.dtype, begin, last - first)
+        return read_part(self.path, self.dtype, self._begin + first * self.dtype.itemsize, last - first)
 
 
 def type_of_ids(rule: TokenRule, usual: str) -> np.dtype:
@@ -65,17 +63,14 @@ def type_of_ids(rule: TokenRule, usual: str) -> np.dtype:
 
 def file_size(path: Path) -> int:
     """Return the bytes of a regular file. Raises OSError."""
-    descriptor = open_file(path, MOST_BYTES)
-    try:
-        return os.fstat(descriptor).st_size
-    finally:
-        os.close(descriptor)
+    with open(open_file(path, MOST_BYTES), "rb", buffering=0) as file:
+        return os.fstat(file.fileno()).st_size
 
 
 def head_of(path: Path, count: int) -> bytes:
     """Return the first bytes of a file. Raises OSError."""
     with open(open_file(path, MOST_BYTES), "rb", buffering=0) as file:
-        return _pread(file.fileno(), count, 0)
+        return pread(file.fileno(), count, 0)
 
 
 def read_part(path: Path, dtype: np.dtype, begin: int, count: int) -> np.ndarray:
@@ -84,7 +79,7 @@ def read_part(path: Path, dtype: np.dtype, begin: int, count: int) -> np.ndarray
     if lacking := shortage(INDEX_COPIES * size):
         raise Damaged(f"{shown(path)} declares {count:,} numbers: {lacking}")
     with open(open_file(path, MOST_BYTES), "rb", buffering=0) as file:
-        content = _pread(file.fileno(), size, begin)
+        content = pread(file.fileno(), size, begin)
     if len(content) != size:
         raise Damaged(f"{shown(path)} became shorter while it was read")
     return np.frombuffer(content, dtype)
@@ -168,9 +163,9 @@ def _by_token(file: File, tokens: TokenFile, begin: Position, rule: TokenRule) -
     pieces = list[np.ndarray]()  # of a document, of which no end was seen yet
     for place in range(first, count, BLOCK):
         ids = tokens.ids.read(place, min(place + BLOCK, count))
-        ends = np.flatnonzero(ids == rule.end) if rule.end is not None else np.empty(0, np.int64)
+        ends = [] if rule.end is None else np.flatnonzero(ids == rule.end).tolist()
         done = 0
-        for end in ends.tolist():
+        for end in ends:
             whole = np.concatenate([*pieces, ids[done:end]]) if pieces else ids[done:end]
             if whole.size:
                 yield first, whole, _mask(tokens, first, whole.size), place + end + 1
@@ -193,13 +188,3 @@ def _require_length(file: File, length: int) -> None:
             f"{shown(file.path)} has a document of more than {LONGEST:,} ids: "
             "data.ends says which id ends one"
         )
-
-
-def _pread(descriptor: int, count: int, place: int) -> bytes:
-    """Read so many bytes, or up to the end of the file; the system may give fewer at a time."""
-    pieces = []
-    while count and (piece := os.pread(descriptor, min(count, 1 << 30), place)):
-        pieces.append(piece)
-        place += len(piece)
-        count -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -17,8 +17,8 @@ from mpitrain.data.read_tokens import Tokens
 class TokenRows(NamedTuple):
     """tokens: int64 [rows, length].
 
-    ends: of the same shape, true at the last token of a document; None if that isn't asked for.
-    scored: of the same shape, whether a token carries loss as a target; None: all do.
+    ends: of this shape, true at the last token of a document; None if that isn't asked for.
+    scored: of this shape, whether a token carries loss as a target; None: all do.
     """
 
     tokens: np.ndarray
@@ -118,10 +118,7 @@ class Text:
         )
 
     def packed(self, rows: Sequence[Sequence[tuple[int, int]]], length: int) -> TokenRows:
-        """Return rows of pieces side by side; what is after the last one carries no loss.
-
-        rows: begin and end of each piece in tokens.bin.
-        """
+        """Return rows of pieces of tokens.bin side by side; what is after the last one carries no loss."""
         tokens = np.zeros((len(rows), length), np.int64)
         ends = np.zeros(tokens.shape, bool)
         scored = np.zeros(tokens.shape, bool)
@@ -146,9 +143,7 @@ class Text:
             scored[max(run_begin - begin, 0) : run_end - begin] = False
 
     def _mark(self, ends: np.ndarray, place: int, begin: int, last: int, stretch: int) -> None:
-        """Mark the last tokens of documents in a piece of a row: of tokens `begin` to `last`, which
-        stand from `place` on.
-        """
+        """Mark the last tokens of documents among tokens `begin` to `last`, which stand from `place` on."""
         first, stop = np.searchsorted(self._ends, [begin + 1, last + 1])
         ends[place - 1 + self._ends[first:stop] - begin] = True
         # within a document, perhaps: what follows in this text isn't its rest

@@ -45,10 +45,7 @@ class Tokenizer(Protocol):
         """Yield the pieces of a long text, whose ids are those of the whole, one after the other."""
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Return the ids of UTF-8 `text`.
-
-        [tokens], of the type `dtype_for(vocab)` (token_dtype.py); never those of control tokens.
-        """
+        """Return the ids of UTF-8 `text`, [tokens], of type `dtype_for(vocab)`; never of control tokens."""
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str: ...
 
@@ -77,8 +74,7 @@ def load_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer that data.tokenizer names: "bytes", or the path of a tokenizers JSON file.
 
-    end_of_text, begin_of_text: the names of these tokens; "": there is none; None: as the model was
-    trained (special_tokens.py).
+    end_of_text, begin_of_text: names of these tokens; "": none; None: as the model was trained.
     """
     if name == "bytes":
         return ByteTokenizer(end_of_text, begin_of_text)
@@ -107,10 +103,7 @@ def tokenizer_of(data: Data) -> Tokenizer:
 
 
 def separator(data: Data, tokenizer: Tokenizer | Vocabulary) -> int | None:
-    """Return the token that ends a document; None if documents are joined.
-
-    Raises DataError if there is no such token.
-    """
+    """Return the token that ends a document; None if documents are joined. Raises DataError for none."""
     if data.documents != "separate":
         return None
     if tokenizer.end_of_text is None:
@@ -123,11 +116,7 @@ def separator(data: Data, tokenizer: Tokenizer | Vocabulary) -> int | None:
 
 
 class ByteTokenizer:
-    """A token is a byte.
-
-    Byte 0 stands between documents, so that vocab stays 256; U+0000 of a text is written in two
-    other bytes.
-    """
+    """A token is a byte. Byte 0 stands between documents; U+0000 of a text is written in two others."""
 
     vocab = needed = 256
     older_end_of_text = 0

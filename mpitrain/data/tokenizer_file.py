@@ -50,10 +50,7 @@ def tokenizer_in(
 
 
 class FileTokenizer:
-    """The tokenizer of a tokenizers JSON file.
-
-    file: it was read from. special: numbers of its special tokens, by their texts.
-    """
+    """The tokenizer of a tokenizers JSON file. special: numbers of its special tokens, by their texts."""
 
     memory_per_byte = MEMORY_PER_BYTE
 
@@ -63,39 +60,30 @@ class FileTokenizer:
         self.file = file
         self._declared = says
         self._tokenizer = _parse(content, file)
-        # A tokenizer.json keeps the padding and truncation it was last used with: it would cut
-        # documents silently.
+        # a tokenizer.json keeps the truncation it was last used with, which would cut documents silently
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        where = f'data.tokenizer = "{shown(file)}"'
         if not ids:
-            raise DataError(
-                f'data.tokenizer = "{shown(file)}" has an empty vocabulary; use a trained tokenizer or '
-                '"bytes"'
-            )
-        if max(ids.values()) >= MOST_TOKENS:
-            raise DataError(
-                f'data.tokenizer = "{shown(file)}" has a token {max(ids.values()):,}, at most '
-                f"{MOST_TOKENS - 1:,} are read; use another tokenizer"
-            )
+            raise DataError(f'{where} has an empty vocabulary; use a trained tokenizer or "bytes"')
         self.vocab = max(ids.values()) + 1  # ids may have gaps, and then their number is too small
+        if self.vocab > MOST_TOKENS:
+            found = f"a token {self.vocab - 1:,}, at most {MOST_TOKENS - 1:,} are read"
+            raise DataError(f"{where} has {found}; use another tokenizer")
         self.older_end_of_text = next((ids[name] for name in OLDER_END_OF_TEXT if name in ids), None)
         tree = tree_of(content)
         self.unknown = _unknown(tree.model, ids) if tree else None
         no_ascii = (f"<0x{byte:02X}>" for byte in range(0xFF, 0x7F, -1))
         self.stray_byte = next((ids[name] for name in no_ascii if name in ids), None)
-        self.identity = f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
-        special = {
-            token.content: id_
-            for id_, token in self._tokenizer.get_added_tokens_decoder().items()
-            if token.special
-        }
-        self.special = special
-        self._choose(self._declared, special, ids, end, begin)
+        self.identity = _identity(content)
+        added = self._tokenizer.get_added_tokens_decoder().items()
+        self.special = {token.content: number for number, token in added if token.special}
+        self._choose(ids, end, begin)
         chosen = [id_ for id_ in (self.end_of_text, self.begin_of_text) if id_ is not None]
         self._is_control = np.zeros(self.vocab, bool)
-        self._is_control[[*special.values(), *chosen]] = True
+        self._is_control[[*self.special.values(), *chosen]] = True
         if self.unknown is not None:
             self._is_control[self.unknown] = False  # what any text may give
             chosen.append(self.unknown)
@@ -105,37 +93,29 @@ class FileTokenizer:
 
     def files(self) -> dict[str, bytes]:
         content = _read(self.file)
-        if f"xxh3:{xxhash.xxh3_128_hexdigest(content)}" != self.identity:
+        if _identity(content) != self.identity:
             raise DataError(
                 f'data.tokenizer = "{shown(self.file)}" has changed since the run began to read it; '
                 "run the same command again"
             )
         return {FILE: content, CONFIG: self._declared.as_config()}
 
-    def _choose(
-        self, says: Declared, special: dict[str, int], ids: dict[str, int], end: str | None, begin: str | None
-    ) -> None:
+    def _choose(self, ids: dict[str, int], end: str | None, begin: str | None) -> None:
         """Settle which tokens stand between documents and before each."""
-        found = (
-            end_of_text(end, special, ids, says),
-            begin_of_text(begin, special, ids, says, self._first_of_a_text()),
-        )
+        known = self.special, ids, self._declared
+        found = end_of_text(end, *known), begin_of_text(begin, *known, self._first_of_a_text())
         self.end_of_text, self.begin_of_text = (None if each is None else each.id for each in found)
-        nothing = (
-            "nothing between documents"
-            + ": the tokenizer has no special token known for it (data.end_of_text)" * (end is None)
-        )
         between, before = (f"{shown(each.name)} ({each.id}, {each.why})" if each else "" for each in found)
-        self.description = (
-            f"{between} between documents" if between else nothing
-        ) + f", {before} before each" * bool(before)
+        self.description = f"{between or 'nothing'} between documents"
+        if not between and end is None:
+            self.description += ": the tokenizer has no special token known for it (data.end_of_text)"
+        self.description += f", {before} before each" * bool(before)
 
     def _rows_needed(self, ids: Mapping[str, int], put_there: Collection[int]) -> int:
         """Return the rows of an embedding that texts need: one more than the highest id of any.
 
-        No text becomes a special token, unless that is among the model's own words. Published
-        models have fewer rows than their tokenizer has ids where the last ones stand for images
-        (Gemma 3's 1B: 262,144 rows, ids up to 262,144).
+        Special tokens that are no words of the model need none: Gemma 3's 1B has 262,144 rows and ids up to
+        262,144, the last ones for images.
         put_there: tokens between documents and before them, and the one for the unknown.
         """
         own = set(self._tokenizer.get_vocab(with_added_tokens=False).values())
@@ -143,10 +123,7 @@ class FileTokenizer:
         return 1 + max((number for number in ids.values() if number not in unmade), default=0)
 
     def _first_of_a_text(self) -> str:
-        """Return the name of the token that the tokenizer itself puts in front of a text.
-
-        "" if it puts none there.
-        """
+        """Return the name of the token that the tokenizer itself puts in front of a text; "": none."""
         with suppress(LibraryFailure), library_calls():
             (found,) = self._tokenizer.encode_batch(["a"], add_special_tokens=True)
             return found.tokens[0] if found.special_tokens_mask[:1] == [1] else ""
@@ -154,19 +131,15 @@ class FileTokenizer:
 
     def _calls(self, failure: str) -> AbstractContextManager[None]:
         """Raise DataError for an error of the library. failure: what it can't do then."""
-        return library_calls(
-            lambda why: DataError(
-                f'data.tokenizer = "{shown(self.file)}" cannot {failure}: {why}; use another tokenizer'
-            )
-        )
+        what = f'data.tokenizer = "{shown(self.file)}" cannot {failure}'
+        return library_calls(lambda why: DataError(f"{what}: {why}; use another tokenizer"))
 
     def pieces(self, text: bytes) -> Iterator[bytes]:
         return self._cutting.pieces(text)
 
     def encode(self, text: bytes) -> np.ndarray:
         with self._calls("encode the text"):
-            # encode() holds Python's lock to the end, of a long text for minutes: no thread would
-            # hear a signal meanwhile.
+            # encode() holds Python's lock to the end, for minutes: no thread would hear a signal.
             (found,) = self._tokenizer.encode_batch_fast([text.decode()], add_special_tokens=False)
             ids = np.fromiter(found.ids, dtype_for(self.vocab), len(found))
             has_control_tokens = self._is_control.take(ids).any()
@@ -190,9 +163,7 @@ class FileTokenizer:
             return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False)
 
     def _without_control_tokens(self, text: str) -> np.ndarray:
-        """Encode a text in pieces: it is cut after the first character of each word that is a
-        control token's.
-        """
+        """Encode a text in pieces, cut after the first character of each control token's word."""
         with self._calls("encode the text"):
             (found,) = self._tokenizer.encode_batch([text], add_special_tokens=False)
         ids = np.array(found.ids, dtype_for(self.vocab))
@@ -200,21 +171,25 @@ class FileTokenizer:
         if not spans:
             return ids
         cuts = sorted({begin + 1 for begin, end in spans if end - begin > 1})
-        if not cuts:  # one character
-            what = (
-                f'data.tokenizer = "{shown(self.file)}" makes its control token '
-                f"{int(ids[self._is_control[ids]][0])} of a character"
+        if not cuts:
+            made = f"makes its control token {int(ids[self._is_control[ids]][0])} of a character"
+            character = shown(text[slice(*spans[0])])
+            raise DataError(
+                f'data.tokenizer = "{shown(self.file)}" {made} ({character}); use another tokenizer'
             )
-            raise DataError(f"{what} ({shown(text[slice(*spans[0])])}); use another tokenizer")
         pieces = [text[begin:end] for begin, end in pairwise([0, *cuts, len(text)])]
         return np.concatenate([self._without_control_tokens(piece) for piece in pieces if piece])
 
 
 def _unknown(model: TokenizerModel, ids: dict[str, int]) -> int | None:
-    """Return the id of what the tokenizer has no token for; None if there is none, as with bytes."""
+    """Return the id of what the tokenizer has no token for; None: there is none, as with bytes."""
     if isinstance(model.unk_token, str):
         return ids.get(model.unk_token)
     return model.unk_id if isinstance(model.unk_id, int) and 0 <= model.unk_id <= max(ids.values()) else None
+
+
+def _identity(content: bytes) -> str:
+    return f"xxh3:{xxhash.xxh3_128_hexdigest(content)}"
 
 
 def _read(file: Path) -> bytes:
@@ -225,8 +200,7 @@ def _read(file: Path) -> bytes:
 
 def _parse(content: bytes, file: Path):
     try:
-        # here, because most runs use bytes and every rank would pay for the import
-        import tokenizers
+        import tokenizers  # here: most runs use bytes, and every rank would pay for the import
     except ImportError as error:
         raise DataError(
             f"data.tokenizer = \"{file}\" needs the tokenizers library; pip install 'mpitrain[hf]'"

@@ -29,7 +29,7 @@ SAMPLE = "".join(
 def require_harmless(content: bytes, where: str) -> None:
     """Raise DataError unless a child can read a tokenizer.json, and encode a text, within its limits.
 
-    An error that the library raises is none here: it is raised again where the file is used.
+    An error that the library raises is raised again where the file is used.
     """
     limits = Limits(MEMORY + MEMORY_PER_BYTE * len(content), CPU_S + len(content) // BYTES_PER_S)
     try:

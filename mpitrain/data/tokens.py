@@ -9,6 +9,7 @@ tokens.json  Description: written last, so tokens without it are not finished; d
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,6 +21,7 @@ from mpitrain.data.origin import (
     ENDS,
     ENDS_DTYPE,
     MOST_BYTES,
+    NUMBERS,
     OWN,
     TOKENS,
     UNSCORED,
@@ -40,9 +42,8 @@ NO_ENDS = np.empty(0, ENDS_DTYPE)
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What is in tokens.bin.
+    """What is in tokens.bin. digest: xxh3-128 of its bytes.
 
-    digest: xxh3-128 of its bytes.
     ends: that of ends.bin; "": none, of tokens of form 1.
     copies_apart: copies of held-out documents aren't trained on; conversations_whole: none is cut for
     validation. Runs begun before that keep their split.
@@ -75,37 +76,26 @@ class Description(msgspec.Struct, frozen=True):
 def keep_trained(
     folder: str | Path, source: str, tokenizer: Vocabulary, trained: str, each: Callable[[str], object]
 ) -> bool:
-    """Return whether the tokens that a run has trained on are there and whole: then its corpus may
-    be gone.
-    """
+    """Return whether the tokens that a run has trained on are there and whole: its corpus may be gone."""
     folder = Path(folder)
     try:
         found = describe_complete(folder)
     except DataError:
         return False
     origin = found.origin
-    form_1 = found.origin.form == 1
-    now = (
-        source,
-        tokenizer.identity,
-        *((None, None) if form_1 else (tokenizer.end_of_text, tokenizer.begin_of_text)),
-    )
+    special = (None, None) if origin.form == 1 else (tokenizer.end_of_text, tokenizer.begin_of_text)
+    now = source, tokenizer.identity, *special
     same = (origin.source, origin.tokenizer, origin.end_of_text, origin.begin_of_text) == now
     return bool(trained) and found.content == trained and same and is_intact(folder, found, each)
 
 
 def keep_tokenizer(folder: str | Path, tokenizer: Tokenizer) -> None:
-    """Write what is needed of a tokenizer into a run directory, unless it is there.
-
-    Its file may be moved or removed. Raises DataError.
-    """
+    """Write a tokenizer's files into a run directory, as its own may be moved. Raises DataError."""
     for name, content in tokenizer.files().items():
         file = Path(folder) / name
-        try:
+        with suppress(OSError):  # absent, or another's
             if read_regular(file, len(content), OWN) == content:
                 continue
-        except OSError:
-            pass  # absent, or another's
         advice = "change run.dir or free some space"
         with os_errors_as(DataError, f"{file} cannot be written", advice), replacing(file, OWN) as opened:
             opened.write(content)
@@ -134,14 +124,10 @@ def describe(folder: str | Path) -> Description:
         found = f"dtype {shown(repr(description.dtype))} for {description.origin.vocab} tokens"
         raise DataError(f"{file} is damaged: {found}, needed {needed!r}; remove it and start again")
     origin = description.origin
-    special = max(
-        (token for token in (origin.end_of_text, origin.begin_of_text) if token is not None), default=0
-    )
+    special = max(origin.end_of_text or 0, origin.begin_of_text or 0)
     if special >= origin.vocab:
-        raise DataError(
-            f"{file} is damaged: token {special} between documents, of {origin.vocab} tokens; remove it and "
-            "start again"
-        )
+        found = f"token {special} between documents, of {origin.vocab} tokens"
+        raise DataError(f"{file} is damaged: {found}; remove it and start again")
     return description
 
 
@@ -154,12 +140,6 @@ def describe_complete(folder: str | Path) -> Description:
     return found
 
 
-def write_description(file: Path, description: Description) -> None:
-    """Write a description under its name, once it is whole. Raises OSError."""
-    with replacing(file, OWN) as opened:
-        opened.write(msgspec.json.format(msgspec.json.encode(description), indent=2) + b"\n")
-
-
 def open_tokens(folder: str | Path, read: str = MAP) -> Tokens:
     """Open the prepared tokens, read-only: [tokens], in the smallest dtype that holds the vocabulary.
 
@@ -170,10 +150,7 @@ def open_tokens(folder: str | Path, read: str = MAP) -> Tokens:
 
 
 def open_ends(folder: str | Path, read: str = MAP) -> np.ndarray:
-    """Open where each document ends, read-only.
-
-    [documents]; empty where that is not written, of tokens of form 1.
-    """
+    """Open where each document ends, read-only: [documents]; empty for tokens of form 1."""
     description = describe(folder)
     if not description.ends:
         return NO_ENDS
@@ -199,7 +176,7 @@ def _opened(file: Path, dtype: np.dtype, count: int, read: str) -> Tokens:
 
 
 def is_intact(folder: Path, found: Description, each: Callable[[str], object]) -> bool:
-    """Return whether tokens and ends are those that are described: as noted, or else by is_whole()."""
+    """Return whether the files are those that are described: as noted, or else by is_whole()."""
     return is_noted(folder, _facts(found), found.files[:-1]) or is_whole(folder, found, each)
 
 
@@ -210,16 +187,12 @@ def note_intact(folder: Path, found: Description) -> None:
 
 
 def _facts(found: Description) -> str:
-    """Return what is_whole() holds the files against."""
     counts = found.count, found.tally.documents, found.num_unscored, found.origin.vocab
     return f"{found.content} {found.dtype} {counts}"
 
 
 def is_whole(folder: Path, found: Description, each: Callable[[str], object]) -> bool:
-    """Return whether tokens and ends are those that are described.
-
-    Raises DataError if they are, but can't be right.
-    """
+    """Return whether the files are those that are described. Raises DataError if they can't be right."""
     if not _has(folder / TOKENS, np.dtype(found.dtype), found.digest, found.origin.vocab, each):
         return False
     if not found.ends:
@@ -245,10 +218,7 @@ def _ascend(ends: np.ndarray, least: int = 1, block: int = 1 << 20) -> bool:
 
 
 def _has(file: Path, dtype: np.dtype, wanted: str, below: int, each: Callable[[str], object]) -> bool:
-    """Return whether a file has a digest.
-
-    Raises DataError if it has, but not all its numbers are below a limit.
-    """
+    """Return whether a file has a digest. Raises DataError if it has, and a number that is too large."""
     digest = xxhash.xxh3_128()
     largest = 0
     with os_errors_as(DataError, f"{file} cannot be read", "remove it, or change run.dir"):
@@ -273,14 +243,9 @@ def _blocks(file: Path, dtype: np.dtype) -> Iterator[np.ndarray]:
 
 
 def require_own(folder: Path) -> None:
-    """Raise DataError if the folder or a file in it is a link or anything else than it seems.
-
-    What is written there would be elsewhere.
-    """
-    for path, needed in (
-        (folder, "a folder"),
-        *((folder / name, "a file") for name in (TOKENS, ENDS, UNSCORED, DESCRIPTION)),
-    ):
+    """Raise DataError for a link, or anything else than a folder and files: writing would go elsewhere."""
+    files = ((folder / name, "a file") for name in (*NUMBERS, DESCRIPTION))
+    for path, needed in ((folder, "a folder"), *files):
         if (found := kind_of(path)) not in (None, needed):
             raise DataError(
                 f"{path} is {found}, needed {needed}; remove it, or set run.dir to the place itself"

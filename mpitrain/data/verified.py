@@ -1,8 +1,7 @@
 """What a start knows of prepared tokens without reading them.
 
-Digests are computed when tokens are prepared or copied. A later start takes a file for the same if
-its inode, size and time of change are those of then, as git does. What lies in these files counts
-only if the user's own process wrote it.
+Digests are computed when tokens are prepared or copied. A later start takes a file for the same if its
+inode, size and time of change are those of then, as git does. Files of another user don't count.
 
     verified.json    what was verified, and a Stamp of each file
     copies.bin       copies of held-out documents: xxh3-128 of its key and the numbers, then the numbers
@@ -22,7 +21,7 @@ import numpy as np
 import xxhash
 from msgspec import Meta
 
-from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN
+from mpitrain.data.origin import ENDS_DTYPE, MOST_BYTES, OWN, write_struct
 from mpitrain.inputs import names_in, open_regular, read_regular, replacing
 
 VERIFIED = "verified.json"
@@ -62,9 +61,8 @@ def is_noted(folder: Path, facts: str, names: Sequence[str]) -> bool:
 def note(folder: Path, facts: str, names: Sequence[str]) -> None:
     """Note what files were found to be, if the folder can be written to."""
     with suppress(OSError):
-        noted = Verified(facts, {name: _stamp(folder / name, settle=True) for name in names})
-        with replacing(folder / VERIFIED, OWN) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(noted), indent=2) + b"\n")
+        stamps = {name: _stamp(folder / name, settle=True) for name in names}
+        write_struct(folder / VERIFIED, Verified(facts, stamps))
 
 
 def kept_numbers(folder: Path, name: str, key: str, most: int) -> np.ndarray | None:
@@ -74,16 +72,12 @@ def kept_numbers(folder: Path, name: str, key: str, most: int) -> np.ndarray | N
     except OSError:
         return None
     digest, numbers = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-    if digest != _digest_of(key, numbers):
-        return None
-    return np.frombuffer(numbers, ENDS_DTYPE).astype(np.int64)
+    whole = digest == _digest_of(key, numbers)
+    return np.frombuffer(numbers, ENDS_DTYPE).astype(np.int64) if whole else None
 
 
 def keep_numbers(folder: Path, name: str, key: str, numbers: np.ndarray) -> None:
-    """Keep some numbers for the next start, if the folder can be written to.
-
-    key: all that they depend on.
-    """
+    """Keep numbers for the next start, if the folder can be written to. key: all that they depend on."""
     content = numbers.astype(ENDS_DTYPE).tobytes()
     with suppress(OSError), replacing(folder / name, OWN) as file:
         file.write(_digest_of(key, content) + content)

@@ -33,12 +33,8 @@ def choose(file: File) -> Source:
         return jsonl.JSONL
     if nanogpt.is_llm_c(head):
         return nanogpt.NANOGPT
-    by_suffix = {
-        nanogpt.BIN: nanogpt.NANOGPT,
-        numpy_array.NPY: numpy_array.NUMPY_ARRAY,
-        datatrove.DS: datatrove.DATATROVE,
-    }
-    return by_suffix.get(file.path.suffix, text.TEXT)
+    by_suffix = (nanogpt.NANOGPT, numpy_array.NUMPY_ARRAY, datatrove.DATATROVE)
+    return next((source for source in by_suffix if file.path.suffix in source.suffixes), text.TEXT)
 
 
 def _is_object(head: bytes) -> bool:

@@ -4,42 +4,29 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpitrain.data.conversations import Answered, Conversations
+from mpitrain.data.limited import grouped
 from mpitrain.data.source import Document, File, Position, Source
 from mpitrain.data.sources import jsonl
 from mpitrain.inputs import shown
 
 AT_ONCE = 1000  # conversations that one child writes: to start it takes as long as 100 of them
 AT_ONCE_BYTES = 1 << 24
-Line = tuple[bytes, Position]
 
 
 def converse(file: File, begin: Position, conversations: Conversations) -> Iterator[Document]:
     """Yield a document for each line that is not blank; a damaged one says what is wrong with it."""
-    for some in _groups(jsonl.lines_of(file, begin)):
-        read = [_read(line) for line, _ in some]
-        made = conversations.tokens([line for line, problem in read if not problem])
-        for (_, after), (_, problem) in zip(some, read, strict=True):
-            yield _document(file, after, problem or next(made))
+    lines = jsonl.lines_of(file, begin)
+    for some in grouped(lines, lambda line: len(line[0]), AT_ONCE_BYTES, AT_ONCE):
+        made = conversations.tokens([_read(line) for line, _ in some])
+        for (_, after), found in zip(some, made, strict=True):
+            yield _document(file, after, found)
 
 
-def _groups(lines: Iterator[Line]) -> Iterator[list[Line]]:
-    """Yield lines in groups for a child each."""
-    group, size = list[Line](), 0
-    for line in lines:
-        group.append(line)
-        size += len(line[0])
-        if len(group) == AT_ONCE or size > AT_ONCE_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
-
-
-def _read(line: bytes) -> tuple[Any, str]:
+def _read(line: bytes) -> Any:
     try:
-        return jsonl.loaded(line), ""
+        return jsonl.loaded(line)
     except ValueError as error:
-        return None, error.args[0]
+        return error
 
 
 def _document(file: File, after: Position, found: Answered | str) -> Document:

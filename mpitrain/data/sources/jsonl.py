@@ -20,15 +20,8 @@ from mpitrain.inputs import PIECE, listed, open_file, shown
 MOST_BYTES = 1 << 50
 SUFFIXES = (".jsonl", ".ndjson", ".jsonlines")
 MOST_LINE_BYTES = 1 << 26
-KINDS = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    type(None): "null",
-}
+KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or false"}
+KINDS |= {int: "a number", float: "a number", type(None): "null"}
 MARK = codecs.BOM_UTF8.decode()
 MOST_DIGITS = 640  # that Python reads as an integer, however it is set
 
@@ -50,16 +43,13 @@ def lines_of(file: File, begin: Position) -> Iterator[tuple[bytes, Position]]:
     with open(open_file(file.path, MOST_BYTES), "rb") as opened:
         lines = io.BufferedReader(unpacked(opened, file.path), HEAD_BYTES)
         _require_lines(file, lines.peek(HEAD_BYTES)[:HEAD_BYTES])
-        _go_on(lines, begin.offset)
+        if lines.seekable():
+            lines.seek(begin.offset)
+        else:  # compressed: it has to be read up to there
+            left = begin.offset
+            while left and (piece := lines.read(min(left, PIECE))):
+                left -= len(piece)
         yield from _lines(file, lines, begin)
-
-
-def _go_on(lines: BinaryIO, offset: int) -> None:
-    """Go to a byte of the text. What is compressed has to be read up to there."""
-    if lines.seekable():
-        lines.seek(offset)
-    while not lines.seekable() and offset and (piece := lines.read(min(offset, PIECE))):
-        offset -= len(piece)
 
 
 def _require_lines(file: File, head: bytes) -> None:
@@ -77,9 +67,8 @@ def _lines(file: File, lines: BinaryIO, begin: Position) -> Iterator[tuple[bytes
     every = iter(partial(lines.readline, MOST_LINE_BYTES + 1), b"")
     for number, line in enumerate(every, start=begin.lines + 1):
         if len(line) > MOST_LINE_BYTES:
-            raise Damaged(
-                f"{shown(file.path)} cannot be read: line {number} has more than {MOST_LINE_BYTES:,} bytes"
-            )
+            found = f"line {number} has more than {MOST_LINE_BYTES:,} bytes"
+            raise Damaged(f"{shown(file.path)} cannot be read: {found}")
         offset += len(line)
         if line := line.removeprefix(codecs.BOM_UTF8).strip():
             yield line, Position(begin.files, offset, number)
@@ -100,10 +89,8 @@ def text_of(line: bytes, key: str) -> bytes:
     try:
         return text.removeprefix(MARK).encode()
     except UnicodeEncodeError as error:
-        half = shown(text[error.start])
-        raise ValueError(
-            f'half of a character that JSON writes as two ({half}) under the key "{shown(key)}"'
-        ) from None
+        half = f"half of a character that JSON writes as two ({shown(text[error.start])})"
+        raise ValueError(f'{half} under the key "{shown(key)}"') from None
 
 
 @cache

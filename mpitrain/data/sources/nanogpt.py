@@ -26,8 +26,7 @@ def header_of(head: bytes) -> tuple[int, int, int]:
 
 def is_llm_c(head: bytes) -> bool:
     """Return whether a file begins as one of llm.c."""
-    magic = header_of(head)[0]
-    return magic in (EXAMPLES, *(known for known, _ in HEADS))
+    return header_of(head)[0] in (EXAMPLES, *(known for known, _ in HEADS))
 
 
 def tokens(file: File, rule: TokenRule) -> TokenFile:

@@ -62,33 +62,25 @@ def least_type(vocab: int) -> str:
 
 
 def require_type(ids: StoredArray) -> None:
-    """Raise Damaged for what would be read as ids without an error: a file of another format, or halves
-    of larger ids.
-    """
+    """Raise Damaged for a file of another format, or halves of larger ids, which look like ids."""
     first = ids.read(0, min(ids.count, CHECKED))
     head = first[:8].tobytes()
     if kind := next((kind for magic, kind in MAGIC_OF_FILES.items() if head.startswith(magic)), ""):
         raise Damaged(f"{shown(ids.path)} is {kind}, not ids without a header")
     halves = first[: first.size // 2 * 2].reshape(-1, 2)
     upper, lower = halves[:, 1], halves[:, 0]
-    if (
-        ids.dtype.itemsize < 8
-        and len(halves) > 8
-        and (upper < MOST_UPPER).all()
-        and (lower >= MOST_UPPER).any()
-    ):
-        raise Damaged(
-            f"{shown(ids.path)}: every second number is below {MOST_UPPER}, read as {ids.dtype.name}: its "
-            "ids are larger; "
-            f'data.dtype = "uint{16 * ids.dtype.itemsize}" says so'
-        )
+    may_be_halves = ids.dtype.itemsize < 8 and len(halves) > 8
+    if may_be_halves and (upper < MOST_UPPER).all() and (lower >= MOST_UPPER).any():
+        found = f"every second number is below {MOST_UPPER}, read as {ids.dtype.name}"
+        advice = f'data.dtype = "uint{16 * ids.dtype.itemsize}" says so'
+        raise Damaged(f"{shown(ids.path)}: {found}: its ids are larger; {advice}")
 
 
 def _with_header(path: Path) -> StoredArray:
     head = io.BytesIO(head_of(path, HEADER_BYTES + 16))
+    library = np.lib.format
     try:
-        version = np.lib.format.read_magic(head)
-        library = np.lib.format
+        version = library.read_magic(head)
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"it is of version {version}")
         read = library.read_array_header_1_0 if version == (1, 0) else library.read_array_header_2_0

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpitrain.data.limited import LimitedError, Limits, parts
 from mpitrain.data.source import NO_TEXT, Damaged, Document, File, Position, Source
-from mpitrain.data.table_reader import Ids, TableRequest, TableRow
+from mpitrain.data.table_reader import TableRequest, TableRow
 from mpitrain.errors import DataError
 from mpitrain.inputs import listed, read_file, shown
 
@@ -35,8 +35,7 @@ def read(file: File, begin: Position, text_key: str) -> Iterator[Document]:
                 number += 1
                 yield _document(file, row, number, Position(begin.files, number, number))
     except LimitedError as error:
-        found = f"{shown(file.path)} can't be read after row {number:,}: {shown(error)}"
-        raise Damaged(found) from None
+        raise Damaged(f"{shown(file.path)} can't be read after row {number:,}: {shown(error)}") from None
 
 
 def _document(file: File, row: TableRow, number: int, after: Position) -> Document:
@@ -45,13 +44,9 @@ def _document(file: File, row: TableRow, number: int, after: Position) -> Docume
         return Document(name, b"", after, damage=f"{shown(file.path)}, row {number:,}: {row.damage}")
     if row.ids is None:
         return Document(name, row.text, after, "" if row.text else NO_TEXT)
-    ids = _array(row.ids)
+    ids = np.frombuffer(row.ids.content, row.ids.dtype)
     scored = None if row.scored is None else np.frombuffer(row.scored, bool)
     return Document(name, b"", after, "" if ids.size else NO_TEXT, ids=ids, scored=scored)
-
-
-def _array(ids: Ids) -> np.ndarray:
-    return np.frombuffer(ids.content, ids.dtype)
 
 
 def files_in(root: Path) -> Sequence[Path] | None:

@@ -7,17 +7,10 @@ from pathlib import Path
 from mpitrain.data.source import Bundled, Document, File, Position, Source
 from mpitrain.data.sources.text import whole_text
 
-# Tests hold odd encodings on purpose; installed packages and customisation differ from machine to
-# machine.
+# tests hold odd encodings on purpose; installed packages and customisation differ by machine
 STDLIB_WITHOUT = {
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-    "test",
-    "tests",
-    "idle_test",
-    "sitecustomize.py",
-    "usercustomize.py",
+    *("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"),
+    *("sitecustomize.py", "usercustomize.py"),
 }
 
 
@@ -32,10 +25,7 @@ def stdlib() -> Path:
 
 
 def is_of_one_host(name: str) -> bool:
-    """Return whether not every installation of this Python has a file or folder.
-
-    _sysconfigdata and config-* are written for one host.
-    """
+    """Return whether not every installation has a file; _sysconfigdata and config-* are for one host."""
     return name in STDLIB_WITHOUT or name.startswith((".", "_sysconfigdata", "config-"))
 
 

@@ -26,8 +26,8 @@ def whole_text(file: File, begin: Position) -> Document:
         found = f"is {kind}, not UTF-8 text" if kind else f"is not UTF-8 text (byte {error.start:,})"
         raise Damaged(with_advice(f"{shown(file.path)} {found}", kind), kind) from None
     text = text.removeprefix(codecs.BOM_UTF8)
-    document = Document(file.name, text, Position(begin.files + 1), "" if text else NO_TEXT)
-    return document._replace(markup=markup_of(file.name, text[:HEAD_BYTES]))
+    markup = markup_of(file.name, text[:HEAD_BYTES])
+    return Document(file.name, text, Position(begin.files + 1), "" if text else NO_TEXT, markup=markup)
 
 
 def read(file: File, begin: Position, text_key: str) -> Iterator[Document]:

@@ -244,7 +244,7 @@ NUM_DOCUMENTS = 1_000_000
 def imitated(folder, count, settings):
     """Write what a preparation of `count` tokens leaves, of sparse files which nobody has read."""
     from mpitrain.data import preparation
-    from mpitrain.data.origin import ReadCounts
+    from mpitrain.data.origin import ReadCounts, write_struct
     from mpitrain.data.preparation import QUIET
 
     lengths = np.arange(NUM_DOCUMENTS) + (count - NUM_DOCUMENTS * (NUM_DOCUMENTS - 1) // 2) // NUM_DOCUMENTS
@@ -265,7 +265,7 @@ def imitated(folder, count, settings):
         file.truncate(count)
     tally = ReadCounts(documents=NUM_DOCUMENTS, size=count, files=1)
     described = tokens.Description(origin, count, "|u1", "0" * 32, "1" * 32, tally, copies_apart=True)
-    tokens.write_description(data / "tokens.json", described)
+    write_struct(data / "tokens.json", described)
     tokens.note_intact(data, described)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpora, "copies_of", lambda *given: np.arange(3))

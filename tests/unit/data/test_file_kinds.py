@@ -37,7 +37,7 @@ def test_documents_of_another_format_are_counted_and_named(tmp_path):
         (tmp_path / name).write_bytes(content)
         (document,) = text.read(File(name, tmp_path / name), Position(0), "")
         tally = tally.with_document(len(content), 0)
-        tally = tally.with_marked(document.markup, document.name) if document.markup else tally
+        tally = tally.with_named("marked", document.markup, [name]) if document.markup else tally
     named = tally.describe(10)
     assert "read as plain text: 1 HTML (page), 1 JSON (b.jsonl), marks and all; data.source = " in named
     assert "plain text" not in ReadCounts(files=1).describe(10)
